@@ -17,10 +17,10 @@ import tensorflow as tf
 
 import dtrain
 from dtrain.keras_engine import hook
-from dtrain.keras_engine.feed import arrays, iterators, passes
+from dtrain.keras_engine.feed import arrays, passes, sources
 from dtrain.keras_engine.feed.arrays import ArraySource
-from dtrain.keras_engine.feed.iterators import SplitDataset
 from dtrain.keras_engine.feed.passes import BufferedPasses, Passes
+from dtrain.keras_engine.feed.sources import SplitDataset
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.upstream.keras_names import ARRAYS
 from processes import wait_until
@@ -209,8 +209,8 @@ def test_an_iterator_ends_beside_the_program() -> None:
             done.set()
 
     done = threading.Event()
-    iterators.start_deleting()
-    iterators.delete_in_background(Held())
+    sources.start_deleting()
+    sources.delete_in_background(Held())
     assert done.wait(10.0)
     assert seen == ["dtrain-ended-iterator"]
 
@@ -230,11 +230,11 @@ def test_an_iterator_that_does_not_end_holds_up_no_other_one() -> None:
         waits.set()
         go_on.wait(60.0)
 
-    iterators.start_deleting()
-    iterators.delete_in_background(Ends(wait))
+    sources.start_deleting()
+    sources.delete_in_background(Ends(wait))
     try:
         assert waits.wait(10.0)
-        iterators.delete_in_background(Ends(ended.set))
+        sources.delete_in_background(Ends(ended.set))
         assert ended.wait(10.0)
     finally:
         go_on.set()

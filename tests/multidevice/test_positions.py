@@ -173,6 +173,16 @@ def test_a_position_is_noted_by_a_few_calls(strategies: dict[str, Any]) -> None:
         assert calls < 300, (name, calls)
 
 
+# What `upstream/keras.py` and `upstream/datasets.py` read of objects.
+ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "arrays": ("_num_samples", "_batch_size", "_shuffle", "_inputs"),
+    "PyDataset": ("py_dataset", "enqueuer", "shuffle", "_standardize_batch", "_get_iterator"),
+    "enqueuer": ("start", "get", "stop", "is_running", "py_dataset", "shuffle"),
+    "shuffled dataset": ("_seed", "_seed2", "_inputs"),
+    "batched dataset": ("_batch_size", "_drop_remainder", "_input_dataset"),
+}
+
+
 def test_the_private_attributes_of_adapters_are_there() -> None:
     arrays = keras_names.ARRAYS.resolve()(runs.X, batch_size=4)
     data = keras_names.PY_DATASET.resolve()(runs.Rows(workers=2))
@@ -184,11 +194,8 @@ def test_the_private_attributes_of_adapters_are_there() -> None:
         "batched dataset": tf.data.Dataset.range(3).batch(3),
     }
     missing = {
-        (kind, name)
-        for kind, names in upstream_data.ATTRIBUTES.items()
-        for name in names
-        if not hasattr(found[kind], name)
+        (kind, name) for kind, names in ATTRIBUTES.items() for name in names if not hasattr(found[kind], name)
     }
     assert not missing
-    assert set(found) == set(upstream_data.ATTRIBUTES)
+    assert set(found) == set(ATTRIBUTES)
     assert keras.utils.PyDataset.on_epoch_end

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import dtrain
-from dtrain.keras_engine.context import underlying
+from dtrain.upstream.tensorflow import underlying
 
 
 def test_no_reduction_is_made_for_what_is_read_in_sum(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,13 +15,13 @@ import tensorflow as tf
 
 from dtrain.errors import CheckpointError
 from dtrain.keras_engine.asynchronous.snapshot import Snapshots
-from dtrain.keras_engine.context import underlying
 from dtrain.keras_engine.loop import LocalState, loop_of
 from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, layout_of
 from dtrain.keras_engine.replica_calls import holds_parts
 from dtrain.keras_engine.sharded_state import owner_of, owners_of
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.tensorflow import underlying
 
 _COMMON, _OWN = "common", "own"
 _ALONE = ReplicaLayout()

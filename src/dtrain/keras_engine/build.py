@@ -22,6 +22,8 @@ from dtrain.keras_engine.noted_function import NotedFunction
 from dtrain.keras_engine.predict_function import OneReplicaPredict, PredictFunction
 from dtrain.keras_engine.protocol import (
     ReplicaLayout,
+    check_left_out,
+    check_model,
     is_asynchronous,
     is_managed,
     layout_of,
@@ -35,12 +37,11 @@ from dtrain.keras_engine.rows import (
     present_leaves,
     without_optionals,
 )
-from dtrain.keras_engine.scope import check_left_out, check_model
 from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.steps import StepProgram, step_is_stock
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import keras_names
+from dtrain.upstream import keras_names, layer_calls
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import on_objects, replaces
 
@@ -72,7 +73,7 @@ def build(model: Any, spec: Any) -> None:
         upstream_keras.seed_generator_global()
         own = not step_is_stock(model, "train_step")
         try:
-            with upstream_keras.built_or_untouched(model) if own else contextlib.nullcontext():
+            with layer_calls.built_or_untouched(model) if own else contextlib.nullcontext():
                 _build_from(model, spec)
         except Exception as error:
             _build_otherwise(model, spec, error)

@@ -19,8 +19,9 @@ import tensorflow as tf
 
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.reductions import NoWaits, Waits, all_reduced, as_floats, gathered_rows
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.keras_engine.rows import map_leaves
+from dtrain.upstream import layer_calls
+from dtrain.upstream.tensorflow import underlying
 
 Value = TypeVar("Value")
 _NO_WAITS = NoWaits()
@@ -226,6 +227,11 @@ class ReplicaStep(abc.ABC):
         finally:
             self.sees_everything = outer
 
+    def of_all_examples(self, function: Callable[..., Any], arguments: Any) -> Any:
+        """What a function computes from its arguments' rows on all replicas; the same on each."""
+        with self.seeing_everything():
+            return function(*map_leaves(gathered, arguments))
+
     def additional_loss(self, value: Any) -> Any:
         """Corrects a loss that a layer added for the later weighting by the share.
 
@@ -303,6 +309,15 @@ def gather_examples(value: Any) -> Any:
     return gathered_rows(value, _NO_WAITS) if step is None else step.gather(value)
 
 
+def gathered(leaf: Any) -> Any:
+    """The rows of a tensor on all replicas, concatenated, and its Keras mask likewise."""
+    found = gather_examples(leaf)
+    mask = None if leaf is None else layer_calls.mask_of(leaf)
+    if mask is not None and found is not leaf:
+        layer_calls.set_mask(found, tf.cast(gather_examples(tf.cast(mask, tf.int32)), tf.bool))
+    return found
+
+
 current_step: ThreadValue[ReplicaStep | None] = ThreadValue(None)
 """The step that this thread's replica computes now; None outside of a train or test step."""
 
@@ -378,20 +393,3 @@ def reported_replicas(number: int) -> int:
 def variable_ids(variables: Sequence[Any]) -> set[int]:
     """The ids of variables; a Keras variable and the TensorFlow variable behind it have the same id."""
     return {id(underlying(v)) for v in variables}
-
-
-def underlying(variable: Any) -> Any:
-    """The TensorFlow variable behind a Keras variable, or behind one replica's component of it."""
-    if isinstance(variable, tf.distribute.DistributedValues):
-        return variable
-    value = upstream_keras.value_of(variable)
-    # Ask it for no attribute: a variable that is summed on reading looks up what it lacks in its value, and
-    # reading that value is an all-reduce over all workers.
-    if isinstance(value, tf.distribute.DistributedValues):
-        return value
-    if getattr(value, "is_sharded_variable", False) is True:
-        return value
-    found = value if isinstance(value, tf.Variable) else variable
-    if isinstance(found, tf.distribute.DistributedValues) or not isinstance(found, tf.Variable):
-        return found
-    return upstream_tf.container_of(found)

@@ -19,7 +19,6 @@ import tensorflow as tf
 from dtrain import events
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.accumulation import MicroBatchSums, abandon, can_sum_locally
-from dtrain.keras_engine.alarms import LossAlarm
 from dtrain.keras_engine.asynchronous.fitting import prepare_fit, prepare_without_training
 from dtrain.keras_engine.callbacks import (
     expanded,
@@ -31,18 +30,20 @@ from dtrain.keras_engine.callbacks import (
     wants_session,
     watched,
 )
-from dtrain.keras_engine.epoch_reports import TimeReport
+from dtrain.keras_engine.fit_reports import LossAlarm, TimeReport
 from dtrain.keras_engine.loop import LocalState, Loop, loop_of
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.progress_bar import ProgressBar
 from dtrain.keras_engine.protocol import (
     ReplicaLayout,
+    check_model,
+    check_scope,
     datasets_in_place,
     is_asynchronous,
     is_managed,
     layout_of,
+    tensorflows_own_explained,
 )
-from dtrain.keras_engine.scope import check_model, check_scope, tensorflows_own_explained
 from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.steps import step_is_stock
 from dtrain.keras_engine.weight_averages import WeightAverages

@@ -14,14 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.errors import ConfigurationError, StepError
-from dtrain.keras_engine.context import (
-    ReplicaStep,
-    all_reduce_sum,
-    current_step,
-    local_update,
-    underlying,
-    variable_ids,
-)
+from dtrain.keras_engine.context import ReplicaStep, all_reduce_sum, current_step, local_update, variable_ids
 from dtrain.keras_engine.protocol import ReplicaLayout, current_layout
 from dtrain.keras_engine.row_gradients import Lookups
 from dtrain.keras_engine.rows import as_tensor
@@ -29,6 +22,7 @@ from dtrain.keras_engine.split_variables import is_split, joined_gradient, parts
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow_names
 from dtrain.upstream.reach import replaces
+from dtrain.upstream.tensorflow import underlying
 
 
 @replaces(tensorflow_names.TAPE_GRADIENT)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from dtrain.keras_engine.feed.arrays import ArraySource
-from dtrain.keras_engine.feed.iterators import delete_in_background, start_deleting
 from dtrain.keras_engine.feed.passes import Pass
+from dtrain.keras_engine.feed.sources import delete_in_background, start_deleting
 from dtrain.keras_engine.input_advice import may_read_ahead
 from dtrain.keras_engine.rows import Split, batch_rows, map_leaves, present_leaves, row_bytes
 from dtrain.upstream import datasets as upstream_data

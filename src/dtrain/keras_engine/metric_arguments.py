@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.keras_engine.rows import is_dense, map_leaves
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import layer_calls
 
 _UNKNOWN = 3  # the size that is assumed for a dimension of unknown size
 
@@ -132,7 +132,7 @@ def described(leaf: Any, lengths: set[int | None]) -> Any:
         return known
     if leaf.shape.rank == 0:
         return Number(leaf.dtype)
-    mask = upstream_keras.mask_of(leaf)
+    mask = layer_calls.mask_of(leaf)
     return Rows(
         leaf.dtype, _row(leaf), None if mask is None else _row(mask), dense=leaf.shape.rank is not None
     )

@@ -21,6 +21,7 @@ from dtrain.keras_engine.metric_arguments import Arguments, Number, Rows
 from dtrain.keras_engine.rows import map_leaves
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import layer_calls
 
 _FEW, _MANY = 12, 600  # rows in a trial, unless the rows are large
 _LEAST = 4  # the fewest rows in a trial
@@ -301,7 +302,7 @@ def _taken(leaf: Any, given: Iterator[Any]) -> Any:
         return leaf
     value = next(given)
     if isinstance(leaf, Rows) and leaf.mask is not None:
-        upstream_keras.set_mask(value, next(given))
+        layer_calls.set_mask(value, next(given))
     return value
 
 

@@ -22,8 +22,13 @@ from dtrain.keras_engine.context import (
     updating_locally,
 )
 from dtrain.keras_engine.gradients import on_present, sum_gradients
-from dtrain.keras_engine.protocol import is_asynchronous, is_managed, layout_of
-from dtrain.keras_engine.scope import check_optimizer_left_out, check_same_strategy
+from dtrain.keras_engine.protocol import (
+    check_optimizer_left_out,
+    check_same_strategy,
+    is_asynchronous,
+    is_managed,
+    layout_of,
+)
 from dtrain.keras_engine.sharded_state import broadcast_updates, plans
 from dtrain.keras_engine.trial import TrialStep
 from dtrain.upstream import keras as upstream_keras

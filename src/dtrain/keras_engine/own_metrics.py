@@ -17,8 +17,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.errors import CompilationError, StepError
-from dtrain.keras_engine.context import ReplicaStep, ThreadValue, block_workers, current_step, underlying
-from dtrain.keras_engine.losses import gathered
+from dtrain.keras_engine.context import ReplicaStep, ThreadValue, block_workers, current_step, gathered
 from dtrain.keras_engine.metric_arguments import Arguments, Number, Rows
 from dtrain.keras_engine.metric_trial import calls_are_additive, is_additive
 from dtrain.keras_engine.protocol import current_layout, in_replica, layout_of
@@ -30,6 +29,7 @@ from dtrain.log import logger
 from dtrain.upstream import functions
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.tensorflow import underlying
 
 # An attribute of a graph or step. It maps a tensor's id to the tensor and the value that was made from it.
 _MADE = "_dtrain_made"

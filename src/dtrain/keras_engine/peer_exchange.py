@@ -1,7 +1,9 @@
-"""Exchanges small Python values between the workers of a job, at a point that all workers reach.
+"""Exchanges small Python values between the workers of a job.
 
-The values travel over dtrain's own connections (`cluster/peers.py`), not over the transport, so they cannot
-mix with the all-reduces of training. The module is not for the tensors of a step.
+`exchange` is for a point that all workers reach. `WorkerTimes` sends the times of each epoch to the first
+worker, and no worker waits for them. The values travel over dtrain's own connections (`cluster/peers.py`),
+not over the transport, so they cannot mix with the all-reduces of training. The module is not for the tensors
+of a step.
 
 Plain values are written as text (`encode`). Reading them (`decode`) runs no code of the sender: it creates
 only numbers, text, arrays, containers of these, and dataclasses of dtrain's own that are registered here.
@@ -10,11 +12,14 @@ only numbers, text, arrays, containers of these, and dataclasses of dtrain's own
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import pickle
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +33,7 @@ from dtrain.cluster.peer_link import HINT
 from dtrain.errors import AuthenticationError, ConfigurationError
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.plain_text import cleaned
+from dtrain.training_clock import Totals
 
 _SHOWN = 2000  # the most characters shown of another worker's error message
 
@@ -38,11 +44,15 @@ _ARRAY_KINDS = "biufcSUMm"  # numbers, text and times; arrays of objects would h
 # `dtype.str` of these. NumPy reads more from a text, by Python's parser, whose errors are of any type.
 _DTYPE = re.compile(rf"[<>|=][{_ARRAY_KINDS}]\d{{1,9}}(\[\d{{0,9}}[a-zA-Z]{{1,2}}\])?")
 _LARGE = 2**63
+# The fields of a message of `WorkerTimes`.
+_TIMES = {"fit", "epoch", "step_seconds", "own_step_seconds", "reading", "between", "parts"}
+_INTERVAL = 1.0  # the least seconds between two of these messages of a worker
 # What reading a damaged text can raise.
 _UNREADABLE = ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError, RecursionError
 
 Class = TypeVar("Class", bound=type)
 _classes: dict[str, type] = {}
+_fits = itertools.count()  # numbers of `fit` calls, the same on every worker
 
 
 def exchange(
@@ -132,6 +142,87 @@ def _read(text: str, worker: int, *, pickled: bool) -> Any:
         problem, hint = (cleaned(str(each), _SHOWN) for each in found)  # without a secret, it may be forged
         raise ConfigurationError(problem, hint=hint)
     raise AuthenticationError(f"The message of worker {worker} does not hold a value.", hint=HINT)
+
+
+class WorkerTimes:
+    """The times of all workers of a job, as far as the first worker has received them.
+
+    Args:
+        layout: the strategy's layout; None under parameter servers, where workers do not wait for each other.
+
+    Attributes:
+        first: whether this is the first worker, which receives the others' times.
+    """
+
+    def __init__(self, layout: ReplicaLayout | None) -> None:
+        self._layout = ReplicaLayout() if layout is None else layout
+        self.first = self._layout.worker == 0
+        self._fit = next(_fits)
+        self._mine: dict[str, Any] | None = None
+        self._unsent = False
+        self._sent_at = -_INTERVAL
+        self._found: dict[int, dict[str, Any]] = {}
+
+    def publish(self, epoch: int, before: Totals, now: Totals, parts: dict[str, float]) -> None:
+        """Publishes this worker's times of an epoch, at most once a second.
+
+        Args:
+            epoch: the number of the epoch, from 0.
+            before: the totals at the beginning of the epoch.
+            now: the totals at its end.
+            parts: seconds of the epoch by part (`events.PARTS`).
+        """
+        each, own, reading, between = now.per_step(before)
+        if each is None:
+            return
+        self._mine = {
+            "epoch": epoch,
+            "step_seconds": round(each, 6),
+            "own_step_seconds": None if own is None else round(own, 6),
+            "reading": reading,
+            "between": between,
+            "parts": dict(parts),
+        }
+        self._unsent = True
+        if time.monotonic() - self._sent_at >= _INTERVAL:
+            self.publish_rest()
+
+    def publish_rest(self) -> None:
+        """Publishes times that were held back to limit the messages."""
+        connected = peers.connected()
+        if connected is not None and self._mine is not None and self._unsent and not self.first:
+            message = encode({"fit": self._fit, **self._mine})
+            connected.send_to_first(message.encode())
+        self._unsent, self._sent_at = False, time.monotonic()
+
+    def known(self) -> list[dict[str, Any]]:
+        """The newest times received from each worker, possibly of different epochs; [] on other workers.
+
+        Raises:
+            AuthenticationError: a message was not written by its worker.
+        """
+        if not self.first or self._layout.workers == 1:
+            return []
+        if self._mine is not None:
+            self._found[0] = self._mine
+        connected = peers.connected()
+        for worker, text in [] if connected is None else connected.receive_notes():
+            message = _decoded(text.decode("ascii", "replace"), worker)
+            if message.pop("fit") == self._fit:  # else it is left from a `fit` that ended with an error
+                self._found[worker] = message
+        hosts = {} if connected is None else connected.hosts
+        return [
+            {"task": f"worker {worker}", "host": hosts.get(worker, ""), **found}
+            for worker, found in sorted(self._found.items())
+        ]
+
+
+def _decoded(text: str, worker: int) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        found = decode(text)
+        if isinstance(found, dict) and set(found) == _TIMES:
+            return found
+    raise AuthenticationError(f"The message of worker {worker} does not hold step times.", hint=HINT)
 
 
 class NotPlainError(TypeError):

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.errors import DataError
-from dtrain.keras_engine.feed.iterators import SplitIterator
+from dtrain.keras_engine.feed.sources import SplitIterator
 from dtrain.keras_engine.groups import GroupIterator
 from dtrain.keras_engine.loop import TARGET_SECONDS, GroupCall
 from dtrain.keras_engine.protocol import ReplicaLayout

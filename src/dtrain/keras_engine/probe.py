@@ -19,7 +19,8 @@ import tensorflow as tf
 
 from dtrain.errors import StepError
 from dtrain.keras_engine.context import TrialResults, current_step
-from dtrain.keras_engine.losses import find_coupling, is_own_loss, watch_own_call
+from dtrain.keras_engine.loss_trial import find_coupling
+from dtrain.keras_engine.losses_and_metrics import is_own_loss, watch_own_call
 from dtrain.keras_engine.peer_exchange import exchange, sendable
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.rows import batch_rows

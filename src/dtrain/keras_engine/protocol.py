@@ -1,18 +1,34 @@
 """The interface between the engine and strategies or datasets, so that the engine names none of them.
 
 A strategy of dtrain's has an attribute `dtrain_layout`: a `ReplicaLayout`, or a `ServerLayout` if its weights
-are on parameter servers. A strategy without it is left to Keras and TensorFlow. A dataset may carry its own
-way to read one worker's part of its batches, or to begin at a position. No strategy is implemented here.
+are on parameter servers. A strategy without it is left to Keras and TensorFlow. A strategy also tells the
+engine when it is made and when its scope is entered: models, optimizers and variables that were made outside
+of it are found before they train to wrong results. A dataset may carry its own way to read one worker's part
+of its batches, or to begin at a position. No strategy is implemented here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dtrain.errors import ScopeError
+from dtrain.log import logger
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream.tensorflow import underlying
+
 if TYPE_CHECKING:
     from dtrain.keras_engine.gradient_hook import GradientHook
+
+# Describes this process' strategy of several workers; never reset, as a process cannot leave its job.
+_with_workers = ""
+# The last strategy over this process' devices or over parameter servers, until any scope is entered.
+_never_entered: weakref.ref[Any] | None = None
+_loop_noted = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,19 +110,22 @@ def reduction_groups(strategy: Any, tensors: Sequence[Any]) -> Sequence[Sequence
     return [range(len(tensors))] if groups is None else groups(tensors)
 
 
-def current_layout() -> ReplicaLayout | None:
-    """The layout of the current strategy, if it is dtrain's and has several replicas; else None."""
+def _distribute() -> Any:
+    """`tf.distribute`, imported when it is needed: processes that only exchange small values do without."""
     import tensorflow as tf
 
-    layout = layout_of(tf.distribute.get_strategy())
+    return tf.distribute
+
+
+def current_layout() -> ReplicaLayout | None:
+    """The layout of the current strategy, if it is dtrain's and has several replicas; else None."""
+    layout = layout_of(_distribute().get_strategy())
     return layout if layout is not None and layout.replicas > 1 else None
 
 
 def in_replica() -> bool:
     """Whether the code runs in a replica context of a strategy of dtrain's that has several replicas."""
-    import tensorflow as tf
-
-    return current_layout() is not None and tf.distribute.get_replica_context() is not None
+    return current_layout() is not None and _distribute().get_replica_context() is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,3 +216,183 @@ class Positions(Protocol):
 def own_positions(dataset: Any) -> Positions | None:
     """A dataset's `Positions`, or None; a dataset that is derived from it, as by `map`, has none."""
     return getattr(dataset, "dtrain_positions", None)
+
+
+def strategy_made(strategy: Any) -> None:
+    """Notes that this process has made a strategy, so that models outside of its scope are detected."""
+    global _with_workers, _never_entered
+    layout = layout_of(strategy)
+    if layout is not None and layout.workers > 1:
+        _with_workers = f"a {type(strategy).__name__} of {layout.workers} workers"
+    elif layout is None or layout.replicas > 1:
+        _never_entered = weakref.ref(strategy)
+
+
+def scope_entered() -> None:
+    """Notes that the program has entered a scope; a model outside of it then counts as intended."""
+    global _never_entered
+    _never_entered = None
+
+
+def check_left_out(model: Any) -> None:
+    """Refuses, or warns of, a model about to train outside of every scope in a process with a strategy.
+
+    If several workers run the program, each would train its own model: that is an error. With devices of one
+    process, or a chief's workers, the result is right but devices stay idle: that is a warning, given once
+    and only if no scope was ever entered.
+
+    Raises:
+        ScopeError: the process made a strategy of several workers that each run the program.
+    """
+    global _never_entered
+    if upstream_keras.strategy_of(model) is not None or _distribute().has_strategy():
+        return
+    if layout_of(_distribute().get_strategy()) is not None:
+        return  # the program has called `default_strategy`, so that one device is intended
+    if _with_workers:
+        raise ScopeError(
+            f"The model {model.name!r} was made outside of any strategy's scope, but this process made "
+            f"{_with_workers}: each process would train a model of its own.",
+            hint="build and compile the model inside `with strategy.scope():`; a model that each process is "
+            'to train by itself, inside `with dtrain.OneDeviceStrategy("/cpu:0").scope():`',
+        )
+    strategy = _never_entered() if _never_entered is not None else None
+    if strategy is not None:
+        _never_entered = None  # so that the warning is given once
+        warnings.warn(
+            f"The model {model.name!r} was made outside of the scope of the {type(strategy).__name__}: it "
+            "trains on one device of this process only. Hint: build and compile the model inside "
+            "`with strategy.scope():`.",
+            stacklevel=2,
+        )
+
+
+def check_optimizer_left_out(optimizer: Any) -> None:
+    """Warns once of an optimizer that a user's own loop applies outside of the scope, in a job of workers.
+
+    It is no error, because a process may update variables that it does not share with other workers.
+    """
+    global _loop_noted
+    own = upstream_keras.strategy_of_optimizer(optimizer)
+    if not _with_workers or _loop_noted or own is not _distribute().get_strategy():
+        return
+    _loop_noted = True
+    logger.warning(
+        "The optimizer %r updates variables outside of any strategy's scope, but this process made %s: "
+        "nothing is reduced over the workers, so each trains a model of its own. Hint: make the model and "
+        "the optimizer inside `with strategy.scope():`, and run the step by `strategy.run`.",
+        optimizer.name,
+        _with_workers,
+    )
+
+
+@contextlib.contextmanager
+def tensorflows_own_explained(model: Any) -> Iterator[None]:
+    """Adds a hint to Keras' errors under TensorFlow's own multi-worker strategies: use dtrain's instead."""
+    strategy = model.distribute_strategy
+    distribute = _distribute()
+    instead = {
+        distribute.MultiWorkerMirroredStrategy: "dtrain.MultiWorkerMirroredStrategy()",
+        distribute.ParameterServerStrategy: "dtrain.ParameterServerStrategy()",
+    }
+    found = [ours for theirs, ours in instead.items() if isinstance(strategy, theirs)]
+    try:
+        yield
+    except ValueError as error:
+        if found and not isinstance(error, ScopeError):
+            error.add_note(
+                f"Hint: Keras 3 cannot train under tf.distribute.{type(strategy).__name__}; "
+                f"write strategy = {found[0]} instead."
+            )
+        raise
+
+
+def check_model(model: Any) -> None:
+    """Refuses a model whose variables, optimizer or metrics were made outside of its strategy's scope.
+
+    Raises:
+        ScopeError: names the object, and where it was made.
+    """
+    import keras  # imported here, because strategies import this module before they check Keras' backend
+
+    strategy = model.distribute_strategy
+    made_under = upstream_keras.strategy_of(model)
+    check_scope(model, made_under)
+    if made_under is None and not _distribute().has_strategy():
+        return  # TensorFlow's default strategy
+    if made_under is not strategy:
+        raise ScopeError(
+            f"fit was called inside the scope of a {type(strategy).__name__}, but the model {model.name!r} "
+            "was made outside of it: it would train on one device only.",
+            hint="build and compile the model inside `with strategy.scope():`; fit may be called outside",
+        )
+    layout = layout_of(strategy)
+    if layout is None or layout.replicas == 1:
+        return
+    for variable in model.variables:
+        check_variable(variable, strategy)
+    if layout.workers > 1:
+        # Replicas of one process can share a metric variable; each of several processes would have its own.
+        for variable in model.metrics_variables:
+            check_variable(variable, strategy)
+    if isinstance(model.optimizer, keras.optimizers.Optimizer):
+        check_same_strategy(model.optimizer, strategy, None)
+
+
+def check_scope(model: Any, made_under: Any) -> None:
+    """Refuses a model that is used inside the scope of another strategy than its own.
+
+    Raises:
+        ScopeError: names both strategies.
+    """
+    here = _distribute().get_strategy()
+    if made_under is not None and _distribute().has_strategy() and here is not made_under:
+        raise ScopeError(
+            f"The model {model.name!r} was made under a {type(made_under).__name__}, but it is used inside "
+            f"the scope of another strategy, a {type(here).__name__}.",
+            hint="use the model outside of scopes, or build another one inside `with strategy.scope():`",
+        )
+
+
+def check_same_strategy(optimizer: Any, strategy: Any, variables: Sequence[Any] | None) -> None:
+    """Refuses an optimizer or variables that belong to another strategy.
+
+    Raises:
+        ScopeError: names the strategy that the optimizer or the variable was made under.
+    """
+    made_under = upstream_keras.strategy_of_optimizer(optimizer) or strategy
+    if made_under is not strategy:
+        raise ScopeError(
+            f"The optimizer {optimizer.name!r} was made {_place(made_under)}, "
+            f"but it updates a model under {_name(strategy)}.",
+            hint="make the optimizer (or call compile with its name) inside `with strategy.scope():`",
+        )
+    for variable in variables or ():
+        check_variable(variable, strategy)
+
+
+def check_variable(variable: Any, strategy: Any) -> None:
+    """Refuses a variable that was not made under `strategy`.
+
+    Raises:
+        ScopeError: names the variable and the strategy that it was made under.
+    """
+    found = getattr(underlying(variable), "distribute_strategy", None)
+    layout = layout_of(strategy)
+    if found is strategy or (found is None and layout is not None and layout.replicas == 1):
+        return
+    name = getattr(variable, "path", None) or variable.name
+    raise ScopeError(
+        f"The variable {name!r} was made {_place(found)}, but it is used under {_name(strategy)}.",
+        hint="build the model and its optimizer inside `with strategy.scope():` of one strategy",
+    )
+
+
+def _place(strategy: Any) -> str:
+    if strategy is None or not strategy.extended or type(strategy).__name__ == "_DefaultDistributionStrategy":
+        return "outside of any strategy's scope"
+    return f"under another {type(strategy).__name__}"
+
+
+def _name(strategy: Any) -> str:
+    return f"{type(strategy).__name__} with {strategy.num_replicas_in_sync} replicas"

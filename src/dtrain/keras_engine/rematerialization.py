@@ -20,7 +20,7 @@ from dtrain.keras_engine.context import ThreadValue, current_block
 from dtrain.keras_engine.protocol import current_layout
 from dtrain.keras_engine.rows import is_dense
 from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import keras_names, tensorflow_names
+from dtrain.upstream import keras_names, layer_calls, tensorflow_names
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import on_objects, replaces
 
@@ -87,7 +87,7 @@ def _has_fixed_activation(layer: Any) -> bool:
 
 
 def _made_in_own_scope(layer: Any) -> bool:
-    mode = upstream_keras.remat_mode_of(layer) if layer is not None else upstream_keras.current_remat_mode()
+    mode = upstream_keras.remat_mode_of(layer) if layer is not None else layer_calls.current_remat_mode()
     return mode is not None and isinstance(mode.layer_names, OwnNames)
 
 
@@ -104,7 +104,7 @@ def _rematerialized(f: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating]
     outermost = _draws() is None
     # Rematerializing the outermost model saves nothing: the repetition would keep all activations at once.
-    whole = isinstance(layer, keras.Model) and upstream_keras.called_first() is layer
+    whole = isinstance(layer, keras.Model) and layer_calls.called_first() is layer
     composite = not all(map(is_dense, leaves))
     if not outermost or whole or composite or not places:
         return f(*args, **kwargs)
@@ -141,7 +141,7 @@ class _Repeated:
         self._call = call
         self._layer = layer
         self._draws = RecordedSeeds()
-        self._surroundings = upstream_keras.call_surroundings()
+        self._surroundings = layer_calls.call_surroundings()
         self._state = [] if layer is None else [(v, _value(v)) for v in layer.non_trainable_variables]
 
     def __call__(self, inputs: list[Any]) -> Any:
@@ -190,7 +190,7 @@ class _Repeated:
         self._draws.place = 0
         with (
             _draws.set(self._draws),
-            upstream_keras.in_surroundings(self._surroundings),
+            layer_calls.in_surroundings(self._surroundings),
             keras.StatelessScope(state_mapping=self._state) as scope,
         ):
             yield
@@ -207,9 +207,9 @@ class _Repeated:
 @contextlib.contextmanager
 def _no_losses_added(layer: Any) -> Iterator[None]:
     """Refuses a layer that adds a loss while it is computed, because the loss would have no gradient."""
-    before = 0 if layer is None else upstream_keras.count_added_losses(layer)
+    before = 0 if layer is None else layer_calls.count_added_losses(layer)
     yield
-    if layer is not None and upstream_keras.count_added_losses(layer) > before:
+    if layer is not None and layer_calls.count_added_losses(layer) > before:
         raise ConfigurationError(
             f"The layer {layer.name!r} is to be rematerialized, but it adds a loss (add_loss or an activity "
             "regularizer) while it is computed, whose gradient would be lost.",
@@ -231,9 +231,9 @@ def _after(inputs: list[Any], above: Any) -> list[Any]:
 
 def _copy_mask(source: Any, target: Any) -> None:
     """Copies the Keras mask of one tensor to another, if it has one."""
-    mask = upstream_keras.mask_of(source)
+    mask = layer_calls.mask_of(source)
     if source is not target and mask is not None:
-        upstream_keras.set_mask(target, mask)
+        layer_calls.set_mask(target, mask)
 
 
 def _differentiable(value: Any) -> bool:

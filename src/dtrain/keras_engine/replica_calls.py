@@ -35,7 +35,6 @@ from dtrain.keras_engine.context import (
     block_workers,
     current_step,
     local_update,
-    underlying,
     updating_locally,
 )
 from dtrain.keras_engine.protocol import in_replica, is_asynchronous, layout_of
@@ -49,6 +48,7 @@ from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.keras import in_stateless_scope, value_of
 from dtrain.upstream.reach import on_objects, replaces, set_methods
+from dtrain.upstream.tensorflow import underlying
 
 _own: ThreadValue[PerReplicaAttributes | None] = ThreadValue(None)
 """The attributes of the replica that this thread runs; None if a process has one replica."""

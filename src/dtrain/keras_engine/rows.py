@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from dtrain.errors import DataError
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import layer_calls
 from dtrain.upstream import tensorflow as upstream_tf
 
 _KINDS = (tf.RaggedTensor, tf.SparseTensor, tf.RaggedTensorSpec, tf.SparseTensorSpec)
@@ -116,8 +116,8 @@ def with_zero_row(leaf: Any, empty: Any) -> Any:
         return leaf
     one = tf.concat([[1], tf.shape(leaf)[1:]], axis=0)
     found = _like(leaf, tf.cond(empty, lambda: tf.zeros(one, leaf.dtype), lambda: leaf))
-    if (mask := upstream_keras.mask_of(leaf)) is not None:
-        upstream_keras.set_mask(found, with_zero_row(mask, empty))
+    if (mask := layer_calls.mask_of(leaf)) is not None:
+        layer_calls.set_mask(found, with_zero_row(mask, empty))
     return found
 
 
@@ -138,10 +138,10 @@ def without_zero_row(leaf: Any, empty: Any) -> Any:
     if leaf.shape[0] is not None and not (leaf.shape[0] == 1 and _is_true(empty)):
         return leaf
     found = _like(leaf, _cut_probabilities(leaf, empty))
-    if (logits := upstream_keras.logits_of(leaf)) is not None:
-        upstream_keras.set_logits(found, _like(logits, cut_row(logits, empty)))
-    if (mask := upstream_keras.mask_of(leaf)) is not None:
-        upstream_keras.set_mask(found, cut_row(mask, empty))
+    if (logits := layer_calls.logits_of(leaf)) is not None:
+        layer_calls.set_logits(found, _like(logits, cut_row(logits, empty)))
+    if (mask := layer_calls.mask_of(leaf)) is not None:
+        layer_calls.set_mask(found, cut_row(mask, empty))
     return found
 
 

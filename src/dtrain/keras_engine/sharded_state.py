@@ -16,13 +16,14 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.errors import PeerMissingError
-from dtrain.keras_engine.context import all_reduce_sum, local_update, underlying
+from dtrain.keras_engine.context import all_reduce_sum, local_update
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import on_objects, set_methods
+from dtrain.upstream.tensorflow import underlying
 
 SAVE_SECONDS = 60.0
 _AT_ONCE = 64 * 2**20  # bytes of variables that one gather fetches when saving

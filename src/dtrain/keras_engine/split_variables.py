@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.context import underlying
+from dtrain.upstream.tensorflow import underlying
 
 
 def is_split(variable: Any) -> bool:

@@ -15,12 +15,12 @@ import tensorflow as tf
 
 from dtrain import events
 from dtrain.errors import CompilationError, ConfigurationError
-from dtrain.keras_engine import metrics
 from dtrain.keras_engine.accumulation import ADD, GROUP, UPDATE
-from dtrain.keras_engine.feed.iterators import SplitIterator
+from dtrain.keras_engine.feed.sources import SplitIterator
 from dtrain.keras_engine.gradients import SparseGradients
 from dtrain.keras_engine.groups import GroupIterator
 from dtrain.keras_engine.loop import Call, LocalState, loop_of
+from dtrain.keras_engine.losses_and_metrics import follow_from_variables
 from dtrain.keras_engine.protocol import ReplicaLayout, communication_clock, waiting_clock
 from dtrain.keras_engine.rows import Split, local_parts, local_specs, rows_of, to_tensors
 from dtrain.keras_engine.runs import Run, RunResult, can_loop
@@ -198,7 +198,7 @@ class StepFunction:
     def metrics(self) -> dict[str, Any] | None:
         """All metrics over all replicas, by one all-reduce; None if Keras must compute them itself."""
         quicker = self._program.stock and self._layout.replicas > 1 and not self._model.run_eagerly
-        return dict(self._results()) if quicker and metrics.follow_from_variables(self._model) else None
+        return dict(self._results()) if quicker and follow_from_variables(self._model) else None
 
     def fit_ended(self) -> None:
         """Forgets findings that were restored for the `fit` that ends; they do not apply to the next one."""

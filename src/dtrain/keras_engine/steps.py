@@ -15,7 +15,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain.keras_engine import metrics
 from dtrain.keras_engine.accumulation import UPDATE
 from dtrain.keras_engine.context import (
     ReplicaStep,
@@ -25,7 +24,13 @@ from dtrain.keras_engine.context import (
     variable_ids,
 )
 from dtrain.keras_engine.gradients import AllReduceStep, CompiledStep, LocalStep, MicroBatchStep, lookups_of
-from dtrain.keras_engine.losses import is_own_loss, watch_own_call
+from dtrain.keras_engine.losses_and_metrics import (
+    is_own_loss,
+    metric_results,
+    watch_metric,
+    watch_own_call,
+    whole_state,
+)
 from dtrain.keras_engine.probe import ROWS, Findings, TriedStep, findings_of
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.reductions import NoWaits, Waits, as_floats
@@ -133,7 +138,7 @@ class StepProgram(Program):
         self.name = "train_step" if training else "test_step"
         # The results of Keras' own steps are computed once, after the last step of a call.
         self.stock = step_is_stock(model, self.name)
-        self._results_while_traced = silent_results if self.stock else metrics.whole_results
+        self._results_while_traced = silent_results if self.stock else whole_results
         self._is_tried = False
         self._findings: Findings | None = None  # what trials have found out; None if none was needed
 
@@ -225,12 +230,12 @@ class StepProgram(Program):
     def _watch_metrics(self) -> None:
         """Wraps the model's metrics, also those that were made before the engine was installed."""
         for metric in self.model.metrics:
-            metrics.watch(metric)
+            watch_metric(metric)
 
     def results(self) -> Any:
         """The metrics over all replicas and all steps since they were reset."""
         strategy = self.model.distribute_strategy
-        return first_replica(strategy, strategy.run(lambda: metrics.results(self.model)))
+        return first_replica(strategy, strategy.run(lambda: metric_results(self.model)))
 
     def _in_replica(self, part: Any, total: Any, phase: str | None) -> Any:
         watch(self.model)
@@ -343,6 +348,37 @@ def silent_results(model: Any) -> Iterator[None]:
         yield
     finally:
         object.__delattr__(model, "get_metrics_result")
+
+
+@contextlib.contextmanager
+def whole_results(model: Any) -> Iterator[None]:
+    """Within it, `metric.result()` gives the value over all replicas; for tracing a user's own step."""
+    wrapped = []
+    for metric in _all_metrics(model):
+        object.__setattr__(metric, "result", _whole_result(metric, metric.result))
+        wrapped.append(metric)
+    try:
+        yield
+    finally:
+        for metric in wrapped:
+            object.__delattr__(metric, "result")
+
+
+def _whole_result(metric: Any, result: Callable[[], Any]) -> Callable[[], Any]:
+    def whole() -> Any:
+        variables = list(metric.variables)
+        with keras.StatelessScope(state_mapping=list(zip(variables, whole_state(variables), strict=True))):
+            found = result()
+        step = current_step()
+        if step is not None:
+            step.mark_whole(found)
+        return found
+
+    return whole
+
+
+def _all_metrics(model: Any) -> list[Any]:
+    return list({id(m): m for m in model.metrics if "result" not in vars(m)}.values())
 
 
 def unwrapped(function: Any) -> Callable[..., Any]:

@@ -11,10 +11,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain.keras_engine.context import underlying
 from dtrain.keras_engine.split_variables import first_rows, is_split, parts_of, rows_of
 from dtrain.upstream import keras_names
 from dtrain.upstream.reach import replaces
+from dtrain.upstream.tensorflow import underlying
 
 ELEMENTS = 1 << 16
 """A table with fewer elements, if it is not split, is sent with the other weights, in one message."""

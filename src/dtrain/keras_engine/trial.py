@@ -23,6 +23,7 @@ from dtrain.keras_engine.rows import (
     some_rows,
     without_optionals,
 )
+from dtrain.upstream import layer_calls
 from dtrain.upstream import tensorflow as upstream_tf
 
 
@@ -74,6 +75,14 @@ class TrialStep(ReplicaStep):
     def gather(self, value: Any) -> Any:
         """The rows themselves, because a trial has one replica."""
         return self.common(value)
+
+    def of_all_examples(self, function: Callable[..., Any], arguments: Any) -> Any:
+        """As of `ReplicaStep`. A trial that has each example twice uses it once here.
+
+        The value of all replicas is one value, which does not grow with a replica's part.
+        """
+        once = tf.cast(tf.round(self.per_share(tf.cast(self.size, tf.float32))), tf.int32)
+        return super().of_all_examples(function, map_leaves(lambda leaf: _first(leaf, once), arguments))
 
     def common(self, values: Any) -> Any:
         """Marks values that would be the same on all replicas, such as a sum over them, and returns them."""
@@ -200,6 +209,15 @@ class _SingleReplicaContext(tf.distribute.ReplicaContext):  # type: ignore[misc]
     def _merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         with upstream_tf.reducing_nothing(self._strategy, _whole):
             return super()._merge_call(merge_fn, args, kwargs)
+
+
+def _first(leaf: Any, rows: Any) -> Any:
+    if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
+        return leaf
+    found = leaf[:rows]
+    if (mask := layer_calls.mask_of(leaf)) is not None:
+        layer_calls.set_mask(found, mask[:rows])
+    return found
 
 
 def _whole(value: Any) -> Any:

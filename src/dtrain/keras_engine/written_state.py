@@ -14,11 +14,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dtrain.keras_engine.context import underlying
 from dtrain.keras_engine.trial import Trial, TrialStep, some_rows_of, twice
 from dtrain.upstream import functions
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.tensorflow import underlying
 
 # Operations that reduce rows. Any other operation without rows in its result has written them one by one.
 _REDUCTIONS = frozenset(

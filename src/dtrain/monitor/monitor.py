@@ -14,7 +14,7 @@ import keras
 
 from dtrain import events, job
 from dtrain.errors import ConfigurationError
-from dtrain.keras_engine.alarms import LossAlarm, OnNan
+from dtrain.keras_engine.fit_reports import LossAlarm, OnNan
 from dtrain.log import logger
 from dtrain.monitor.curves import drawn, plot_curves
 from dtrain.monitor.event_log import EventLog

@@ -15,6 +15,7 @@ import keras
 
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import layer_calls
 from dtrain.words import PRECISIONS, SHORT_PRECISIONS, known_word
 
 _HALVES = ("float16", "bfloat16")
@@ -96,7 +97,7 @@ def float32_outputs(model: keras.Model) -> keras.Model:
         return model
     if isinstance(model, keras.Sequential):
         operations = _last_of_sequence(model)
-    elif upstream_keras.is_functional(model):
+    elif layer_calls.is_functional(model):
         operations = _last_operations(model)
     else:
         operations = []
@@ -129,7 +130,7 @@ def _last_operations(model: Any) -> list[Any]:
     left = list(keras.tree.flatten(model.outputs))
     while left:
         tensor = left.pop()
-        operation, producers = upstream_keras.made_by(tensor)
+        operation, producers = layer_calls.made_by(tensor)
         if id(tensor) in seen or isinstance(operation, keras.layers.InputLayer):
             continue
         seen.add(id(tensor))

@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from dtrain.keras_engine.context import current_step, updating_locally
 from dtrain.keras_engine.gradient_hook import GradientHook, hook_of
-from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.scope import strategy_made
+from dtrain.keras_engine.protocol import ReplicaLayout, strategy_made
 from dtrain.strategies import common, devices
 from dtrain.upstream import tensorflow_names
 

@@ -19,8 +19,8 @@ import tensorflow as tf
 from dtrain.cluster.secret import on_loopback
 from dtrain.keras_engine.context import reported_replicas, updating_locally
 from dtrain.keras_engine.hook import install
+from dtrain.keras_engine.protocol import scope_entered
 from dtrain.keras_engine.replica_calls import note_write, with_own_attributes
-from dtrain.keras_engine.scope import scope_entered
 from dtrain.log import logger
 from dtrain.strategies import devices
 from dtrain.topology import Topology

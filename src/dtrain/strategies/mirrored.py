@@ -12,8 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine.gradient_hook import GradientHook, hook_of
-from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.scope import strategy_made
+from dtrain.keras_engine.protocol import ReplicaLayout, strategy_made
 from dtrain.strategies import common
 from dtrain.strategies.devices import known
 from dtrain.upstream import tensorflow_names

@@ -20,8 +20,7 @@ from dtrain.collectives.transports import asked_for, connect, implementation_of,
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.gradient_hook import GradientHook, hook_of
 from dtrain.keras_engine.peer_exchange import exchange
-from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.scope import strategy_made
+from dtrain.keras_engine.protocol import ReplicaLayout, strategy_made
 from dtrain.keras_engine.seeds import note_drawn
 from dtrain.log import logger
 from dtrain.strategies import common, devices

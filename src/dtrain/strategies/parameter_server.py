@@ -21,8 +21,7 @@ from dtrain.keras_engine.asynchronous.program import CHIEF
 from dtrain.keras_engine.asynchronous.updates import update
 from dtrain.keras_engine.context import updating_locally
 from dtrain.keras_engine.gradient_hook import GradientHook, server_hook_of
-from dtrain.keras_engine.protocol import ServerLayout
-from dtrain.keras_engine.scope import strategy_made
+from dtrain.keras_engine.protocol import ServerLayout, strategy_made
 from dtrain.keras_engine.split_variables import is_split
 from dtrain.strategies import common
 from dtrain.strategies.partitioned import PartitionedVariable, made_partitioned, partition_like

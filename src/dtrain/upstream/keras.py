@@ -1,18 +1,18 @@
-"""Reads and sets what has a private name in objects of Keras: models, layers, optimizers, variables, metrics.
+"""Reads and sets what has a private name in objects of Keras: models, layers, optimizers, data adapters.
 
-The names that are reached by a path stand in `keras_names.py`.
+An adapter is the object that `fit` creates to read its data. What belongs to a call of a layer is in
+`layer_calls.py`. The names that are reached by a path stand in `keras_names.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import random
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from dtrain.upstream import keras_names
 from dtrain.upstream.reach import keras_is_at_least
 
 
@@ -227,119 +227,14 @@ def adds_activity_sum(layer: Any) -> bool:
     return layer.activity_regularizer is not None and not keras_is_at_least(3, 14)
 
 
-def is_functional(model: Any) -> bool:
-    """Whether the graph of layers alone defines a model: it is functional, and its `call` is Keras' own."""
-    from keras.src.models.functional import Functional
-
-    return isinstance(model, Functional) and type(model).call is Functional.call
-
-
-def made_by(tensor: Any) -> tuple[Any, list[Any]]:
-    """The operation that produced a symbolic tensor of a functional model, and the operation's inputs."""
-    history = tensor._keras_history
-    node = history.operation._inbound_nodes[history.node_index]
-    return history.operation, list(node.input_tensors)
-
-
-def current_remat_mode() -> Any:
-    """The settings of the innermost `RematScope`, with `mode` and `layer_names`; None outside of any."""
-    from keras.src.backend.common.remat import get_current_remat_mode
-
-    return get_current_remat_mode()
-
-
 def remat_mode_of(layer: Any) -> Any:
     """The settings of the `RematScope` in which a layer was created; None if there was none."""
     return getattr(layer, "_remat_mode", None)  # Keras 3.8 has none
 
 
-def count_added_losses(layer: Any) -> int:
-    """How many losses a layer and the layers inside it have added since the model was called last."""
-    return sum(len(each._losses) for each in layer._flatten_layers())
-
-
-def called_first() -> Any:
-    """The layer or model whose call is the outermost one now; None outside of any call."""
-    from keras.src.backend.common import global_state
-
-    context = global_state.get_global_attribute("current_call_ctx")
-    return getattr(context, "entry_layer", None)
-
-
-def call_surroundings() -> dict[str, Any]:
-    """Copies of the global state that a layer's call depends on: the call context and the autocast scope."""
-    from keras.src.backend.common import global_state
-
-    names = ("current_call_ctx", "autocast_scope")
-    return {name: copy.copy(global_state.get_global_attribute(name)) for name in names}
-
-
-@contextlib.contextmanager
-def in_surroundings(surroundings: dict[str, Any]) -> Iterator[None]:
-    """Sets, inside the context, the global state that `call_surroundings` returned."""
-    from keras.src.backend.common import global_state
-
-    before = {name: global_state.get_global_attribute(name) for name in surroundings}
-    for name, value in surroundings.items():
-        global_state.set_global_attribute(name, copy.copy(value))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            global_state.set_global_attribute(name, value)
-
-
-def mask_of(tensor: Any) -> Any:
-    """The Keras mask that is attached to a tensor, or None."""
-    from keras.src.backend import get_keras_mask
-
-    return get_keras_mask(tensor)
-
-
-def set_mask(tensor: Any, mask: Any) -> None:
-    """Attaches a mask to a tensor as Keras does; None attaches no mask."""
-    from keras.src.backend import set_keras_mask
-
-    set_keras_mask(tensor, mask)
-
-
-def logits_of(tensor: Any) -> Any:
-    """The logits that Keras has attached to the result of its softmax or sigmoid; None if there are none.
-
-    Keras' cross-entropies use the logits instead of the probabilities.
-    """
-    return getattr(tensor, "_keras_logits", None)
-
-
-def set_logits(tensor: Any, logits: Any) -> None:
-    """Attaches logits to a tensor as Keras does."""
-    tensor._keras_logits = logits
-
-
 def symbolic_build(model: Any, batch: Any) -> None:
     """Builds a model, its metrics and its optimizer from a batch of symbolic tensors."""
     model._symbolic_build(data_batch=batch)
-
-
-@contextlib.contextmanager
-def built_or_untouched(model: Any) -> Iterator[None]:
-    """If the code inside the context fails, marks layers as not built whose inner layers were not built.
-
-    If calling a layer to build it fails, Keras marks the layer as built, warns, and locks it against new
-    variables.
-    """
-    before = {id(each) for each in layers_of(model) if each.built}
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="(?s).*unbuilt state")
-            yield
-    except Exception:
-        for layer in layers_of(model):
-            inside = [each for each in layer._flatten_layers(include_self=False) if not each.built]
-            if id(layer) not in before and inside:
-                layer.built = False
-                layer._tracker.unlock()
-        raise
 
 
 def compute_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
@@ -398,3 +293,106 @@ def compiled_losses(model: Any) -> list[tuple[Any, Any]]:
     compiled = model._compile_loss
     flat = compiled._flat_losses if compiled is not None and compiled.built else []
     return [(each.path, each.loss) for each in flat]
+
+
+def is_arrays(adapter: Any) -> bool:
+    """Whether the adapter reads from arrays."""
+    return isinstance(adapter, keras_names.ARRAYS.resolve())
+
+
+def is_py_dataset(adapter: Any) -> bool:
+    """Whether the adapter reads from a `keras.utils.PyDataset`."""
+    return isinstance(adapter, keras_names.PY_DATASET.resolve())
+
+
+def kind_of(adapter: Any) -> str:
+    """The kind of data that `fit` was given, in words for messages."""
+    if isinstance(adapter, keras_names.TF_DATASET.resolve()):
+        return "a dataset"
+    if isinstance(adapter, keras_names.GENERATOR.resolve()):
+        return "a generator"
+    return "a PyDataset" if is_py_dataset(adapter) else type(adapter).__name__
+
+
+def array_facts(adapter: Any) -> tuple[int, int, Any]:
+    """The number of rows of the arrays, the rows of a batch, and the `shuffle` argument of `fit`."""
+    return int(adapter._num_samples), int(adapter._batch_size), adapter._shuffle
+
+
+def arrays_of(adapter: Any) -> Any:
+    """The arrays as a nest that `tf.data.Dataset.from_tensors` accepts, with the dtypes of Keras' batches."""
+    import keras
+
+    sliceable = keras_names.TO_SLICEABLE.resolve()(adapter._inputs, target_backend="tensorflow")
+    return keras.tree.lists_to_tuples(sliceable)
+
+
+def some_rows(arrays: Any, indices: Any) -> Any:
+    """Takes rows of a nest of arrays.
+
+    Args:
+        arrays: the nest that `arrays_of` returned, as an element of a dataset.
+        indices: the numbers of the rows, int64 of shape (n,).
+    """
+    import keras
+    import tensorflow as tf
+
+    wrapper, slice_sparse = keras_names.SPARSE_WRAPPER.resolve(), keras_names.SLICE_SPARSE.resolve()
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, wrapper):
+            return slice_sparse(leaf, indices)
+        if isinstance(leaf, list | tuple | dict):
+            return None
+        return tf.gather(leaf, indices, axis=0) if tf.is_tensor(leaf) else leaf
+
+    return keras.tree.traverse(one, arrays)
+
+
+def py_dataset_facts(adapter: Any) -> tuple[Any, Any, bool]:
+    """The `PyDataset`, the enqueuer of its threads or processes (or None), and whether it is shuffled."""
+    return adapter.py_dataset, adapter.enqueuer, bool(adapter.shuffle)
+
+
+def standard_batch(adapter: Any, batch: Any) -> Any:
+    """A batch of a `PyDataset` in the form in which Keras passes it on."""
+    return adapter._standardize_batch(batch)
+
+
+def read_instead(adapter: Any, batches: Callable[[], Iterator[Any]]) -> None:
+    """Makes the adapter of a `PyDataset` read other batches; call it before the adapter creates a dataset.
+
+    Args:
+        adapter: the adapter.
+        batches: returns an iterator over the batches to read.
+    """
+    adapter._get_iterator = batches
+
+
+def in_order(enqueuer: Any, ordered: Callable[[], Any]) -> None:
+    """Makes an enqueuer read another dataset, in order and without shuffling.
+
+    Args:
+        enqueuer: the enqueuer of a `PyDataset`, which reads in threads or processes.
+        ordered: returns the dataset to read; called each time that the enqueuer starts.
+    """
+    start = enqueuer.start
+
+    def start_in_order() -> None:
+        if not enqueuer.is_running():
+            enqueuer.py_dataset = ordered()
+        start()
+
+    enqueuer.shuffle = False
+    enqueuer.start = start_in_order
+
+
+def has_hooks(py_dataset: Any) -> bool:
+    """Whether a `PyDataset` overrides `on_epoch_begin` or `on_epoch_end`."""
+    import keras
+
+    base = keras.utils.PyDataset
+    return any(
+        getattr(type(py_dataset), name) is not getattr(base, name)
+        for name in ("on_epoch_begin", "on_epoch_end")
+    )

@@ -16,6 +16,7 @@ from typing import Any
 
 from dtrain.errors import DtrainError
 from dtrain.upstream import tensorflow_names
+from dtrain.upstream.keras import value_of
 from dtrain.upstream.processes import register_python_function
 
 
@@ -185,6 +186,25 @@ def writes_whole(variable: Any) -> Iterator[bool]:
         if whole:
             values_util.mark_as_unsaveable()
         yield whole
+
+
+def underlying(variable: Any) -> Any:
+    """The TensorFlow variable behind a Keras variable, or behind one replica's component of it."""
+    import tensorflow as tf
+
+    if isinstance(variable, tf.distribute.DistributedValues):
+        return variable
+    value = value_of(variable)
+    # Ask it for no attribute: a variable that is summed on reading looks up what it lacks in its value, and
+    # reading that value is an all-reduce over all workers.
+    if isinstance(value, tf.distribute.DistributedValues):
+        return value
+    if getattr(value, "is_sharded_variable", False) is True:
+        return value
+    found = value if isinstance(value, tf.Variable) else variable
+    if isinstance(found, tf.distribute.DistributedValues) or not isinstance(found, tf.Variable):
+        return found
+    return container_of(found)
 
 
 def container_of(component: Any) -> Any:

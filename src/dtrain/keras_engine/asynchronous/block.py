@@ -20,8 +20,9 @@ from dtrain.keras_engine.asynchronous.loops import between, in_turns, time_of
 from dtrain.keras_engine.asynchronous.packing import Packing
 from dtrain.keras_engine.asynchronous.step_planner import StepPlan, local_copy_of
 from dtrain.keras_engine.asynchronous.updates import updating
-from dtrain.keras_engine.context import Apply, block_workers, current_block, local_update, underlying
+from dtrain.keras_engine.context import Apply, block_workers, current_block, local_update
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream.tensorflow import underlying
 
 Tensors = list[tf.Tensor]
 

@@ -15,8 +15,8 @@ import numpy as np
 from dtrain.keras_engine.asynchronous.batches import BlockData
 from dtrain.keras_engine.asynchronous.block_sizes import Pace
 from dtrain.keras_engine.asynchronous.program import BlockFunction, BlockResult, BlockTotals
-from dtrain.keras_engine.context import underlying
 from dtrain.upstream import processes
+from dtrain.upstream.tensorflow import underlying
 
 _CHECK_INTERVAL = 0.5  # seconds between two checks whether the coordinator has lost a server
 _SHORT_INTERVAL = 0.001

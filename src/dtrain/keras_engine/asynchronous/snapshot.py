@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.exchange import Exchange
 from dtrain.keras_engine.asynchronous.local_variable import variables_replaced
-from dtrain.keras_engine.context import underlying
 from dtrain.keras_engine.split_variables import parts_of
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream.tensorflow import underlying
 
 
 class Snapshots:

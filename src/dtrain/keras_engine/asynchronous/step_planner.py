@@ -16,12 +16,13 @@ import tensorflow as tf
 from dtrain.errors import StepError
 from dtrain.keras_engine.asynchronous.local_variable import LocalVariable, variables_replaced
 from dtrain.keras_engine.asynchronous.outputs import Outputs, zeros_of
-from dtrain.keras_engine.context import Apply, block_workers, current_block, underlying
+from dtrain.keras_engine.context import Apply, block_workers, current_block
 from dtrain.keras_engine.split_variables import is_split
 from dtrain.keras_engine.steps import silent_results, step_is_stock
 from dtrain.keras_engine.tables import tables_of
 from dtrain.upstream import functions
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream.tensorflow import underlying
 
 STEPS = {"train": "train_step", "test": "test_step", "predict": "predict_step"}
 

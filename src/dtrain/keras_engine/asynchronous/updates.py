@@ -14,9 +14,10 @@ import keras
 import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.local_variable import LocalVariable, variables_replaced
-from dtrain.keras_engine.context import ThreadValue, underlying
+from dtrain.keras_engine.context import ThreadValue
 from dtrain.keras_engine.split_variables import is_split, part_of_value, parts_of
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream.tensorflow import underlying
 
 _optimizer: ThreadValue[Any] = ThreadValue(None)
 

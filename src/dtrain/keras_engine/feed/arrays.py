@@ -28,7 +28,7 @@ from dtrain.keras_engine.feed.position import DataPosition
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.rows import BatchParts, map_leaves, present_leaves, row_bytes, unconverted
-from dtrain.upstream import datasets as upstream_data
+from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
 _READ_AHEAD = 8e6  # bytes of batches to read ahead
@@ -72,10 +72,10 @@ class ArraySource:
     counted = True
 
     def __init__(self, adapter: Any, layout: ReplicaLayout | None) -> None:
-        self._rows, self.batch, self._shuffle = upstream_data.array_facts(adapter)
+        self._rows, self.batch, self._shuffle = upstream_keras.array_facts(adapter)
         with tf.init_scope(), tf.device("CPU:0"):
             self._handle = upstream_tf.unnamed_variable_handle(tf.int64, [4])
-        self._values = map_leaves(_tensor, upstream_data.arrays_of(adapter))
+        self._values = map_leaves(_tensor, upstream_keras.arrays_of(adapter))
         self._leaves = present_leaves(self._values)
         self._dense = all(isinstance(leaf, tf.Tensor) for leaf in self._leaves)
         self._take_order(*self._choose_seed(layout))
@@ -235,7 +235,7 @@ class ArrayBatches:
         )
         arrays = tf.data.Dataset.from_tensors(values).repeat()
         batches = tf.data.Dataset.zip((rows, arrays)).map(
-            unconverted(lambda rows, arrays: upstream_data.some_rows(arrays, rows)),
+            unconverted(lambda rows, arrays: upstream_keras.some_rows(arrays, rows)),
             num_parallel_calls=2,
             deterministic=True,
         )
@@ -256,7 +256,7 @@ class ArrayBatches:
                     # Computes one extra place and drops it, because `permute` needs at least one place.
                     places = tf.minimum(start + tf.range(low, high + 1, dtype=tf.int64), start + size - 1)
                     found = self.order.rows_at(places, step, number, begun)[:-1]
-                    parts.append(upstream_data.some_rows(values, found))
+                    parts.append(upstream_keras.some_rows(values, found))
                 return parts[0] if self.parts.replicas == 1 else (tuple(parts), tf.cast(size, tf.int32))
 
             return _endless().map(unconverted(one))
@@ -333,7 +333,7 @@ def _options() -> tf.data.Options:
     options = tf.data.Options()
     # Optimizing the graph, which contains the arrays, takes longer than it saves.
     options.experimental_optimization.apply_default_optimizations = False
-    # The pipeline needs no tuning, and deleting an iterator that tunes one is slow (`iterators.py`).
+    # The pipeline needs no tuning, and deleting an iterator that tunes one is slow (`sources.py`).
     options.autotune.enabled = False
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA

@@ -17,9 +17,8 @@ import tensorflow as tf
 from dtrain import events
 from dtrain.errors import DataError
 from dtrain.keras_engine.asynchronous.epochs import make_asynchronous_epochs
-from dtrain.keras_engine.feed.iterators import SplitIterator
+from dtrain.keras_engine.feed import sources
 from dtrain.keras_engine.feed.position import DataPosition, restored
-from dtrain.keras_engine.feed.sources import CountedAdapter, check_same_data, common_steps, divided, source_of
 from dtrain.keras_engine.groups import GroupIterator, Groups, batch_size_of, can_be_grouped
 from dtrain.keras_engine.loop import Call, CallSize, GroupCall, LastStep, current_loop
 from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, layout_of
@@ -74,7 +73,7 @@ class DataFeed(_Base):  # type: ignore[misc]
         self._call_size = CallSize(layout or ReplicaLayout(), every_batch=watched)
         self._groups: Groups | None = None
         self._in_xla: bool | None = None  # None until the first iterator over the data is made
-        self._source = source_of(self.data_adapter, self.steps_per_epoch, layout)
+        self._source = sources.source_of(self.data_adapter, self.steps_per_epoch, layout)
         dataset = self._source.dataset
         self.element_spec = dataset.element_spec
         self._fingerprint = self._source.fingerprint | {
@@ -84,11 +83,11 @@ class DataFeed(_Base):  # type: ignore[misc]
             "shapes and types": str(self.element_spec),
         }
         if layout is not None:
-            check_same_data(dataset, self.steps_per_epoch, layout)
+            sources.check_same_data(dataset, self.steps_per_epoch, layout)
         self._distributed_dataset = self._divided(dataset)
         if layout is not None and isinstance(self._distributed_dataset, tf.distribute.DistributedDataset):
-            self._num_batches = common_steps(self._distributed_dataset, layout)
-            self.data_adapter = CountedAdapter(self.data_adapter, self._num_batches)
+            self._num_batches = sources.common_steps(self._distributed_dataset, layout)
+            self.data_adapter = sources.CountedAdapter(self.data_adapter, self._num_batches)
         self._forget()
         self._loop.session.attach(self)
 
@@ -110,7 +109,8 @@ class DataFeed(_Base):  # type: ignore[misc]
     def _divided(self, dataset: Any) -> Any:
         """The iterable over a dataset of global batches, divided among the replicas."""
         feed = weakref.proxy(self)  # a cycle would keep the tensors of the data into the next `fit`
-        return divided(dataset, self._source, self._distribute_strategy, lambda each: feed._grouped(each))
+        source, strategy = self._source, self._distribute_strategy
+        return sources.divided(dataset, source, strategy, lambda each: feed._grouped(each))
 
     def _grouped(self, dataset: Any) -> Any:
         """An iterator over groups of batches, if the model's steps run in XLA; else None."""
@@ -238,7 +238,7 @@ class DataFeed(_Base):  # type: ignore[misc]
     def _next_call(self, step: int, total: int | None) -> Call | None:
         """The next call; None if the function gets the iterator itself, for `steps_per_execution` steps."""
         iterator = self._current_iterator
-        if not isinstance(iterator, SplitIterator | GroupIterator):
+        if not isinstance(iterator, sources.SplitIterator | GroupIterator):
             return None
         if self.steps_per_execution > 1 or self._replayed is not None:
             return None

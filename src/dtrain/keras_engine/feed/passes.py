@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from dtrain.example_order import ArrayOrder
 from dtrain.keras_engine.rows import BatchParts, map_leaves
-from dtrain.upstream import datasets as upstream_data
+from dtrain.upstream import keras as upstream_keras
 
 
 class Seekable(Protocol):
@@ -350,7 +350,7 @@ class RowReader:
 
         def part(low: Any, high: Any) -> Any:
             places = tf.reshape(starts + tf.range(low, high, dtype=tf.int64), [-1])
-            rows = upstream_data.some_rows(data.values, order.rows_at(places, first, number, data.begun))
+            rows = upstream_keras.some_rows(data.values, order.rows_at(places, first, number, data.begun))
             return rows if self.flat else map_leaves(lambda leaf: _in_batches(leaf, count, high - low), rows)
 
         parts = [part(*each) for each in self.parts.bounds(size)]

@@ -18,7 +18,7 @@ from dtrain.keras_engine.feed.position import DataPosition
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.log import logger
-from dtrain.upstream import datasets as upstream_data
+from dtrain.upstream import keras as upstream_keras
 
 
 def can_be_opened(adapter: Any, steps_per_epoch: int | None) -> bool:
@@ -31,7 +31,7 @@ def can_be_opened(adapter: Any, steps_per_epoch: int | None) -> bool:
         adapter: Keras' data adapter.
         steps_per_epoch: the argument of `fit`, or None.
     """
-    py_dataset, enqueuer, _ = upstream_data.py_dataset_facts(adapter)
+    py_dataset, enqueuer, _ = upstream_keras.py_dataset_facts(adapter)
     return enqueuer is None or (steps_per_epoch is None and py_dataset.num_batches is not None)
 
 
@@ -56,8 +56,8 @@ class PyDatasetSource:
 
     def __init__(self, adapter: Any, layout: ReplicaLayout | None) -> None:
         self._adapter = adapter
-        self._data, self._enqueuer, self._shuffle = upstream_data.py_dataset_facts(adapter)
-        self._hooks = upstream_data.has_hooks(self._data)
+        self._data, self._enqueuer, self._shuffle = upstream_keras.py_dataset_facts(adapter)
+        self._hooks = upstream_keras.has_hooks(self._data)
         self._random: Any = self._common_random(layout)
         # The state of `_random` before the order of the running pass was drawn; None if not drawn yet.
         self._drawn_with: Any = None
@@ -65,9 +65,9 @@ class PyDatasetSource:
         self._redrawn_with: Any = None  # as `_drawn_with`, for a pass that began before the restart
         self._order: Sequence[int] = ()
         self._at_first: Any = None  # states of the global generators before the first epoch
-        upstream_data.read_instead(adapter, self._batches)
+        upstream_keras.read_instead(adapter, self._batches)
         if self._enqueuer is not None:
-            upstream_data.in_order(self._enqueuer, self._ordered)
+            upstream_keras.in_order(self._enqueuer, self._ordered)
         self.dataset = adapter.get_tf_dataset()
 
     def _common_random(self, layout: ReplicaLayout | None) -> Any:
@@ -155,7 +155,7 @@ class PyDatasetSource:
         # Keras does not shuffle endless data.
         endless = self._data.num_batches is None
         for number in itertools.count(self._taken) if endless else self._draw():
-            yield upstream_data.standard_batch(self._adapter, self._data[number])
+            yield upstream_keras.standard_batch(self._adapter, self._data[number])
 
     def _enqueued(self) -> Iterator[Any]:
         self._enqueuer.start()
@@ -163,7 +163,7 @@ class PyDatasetSource:
         if left == 0:
             return
         for batch in self._enqueuer.get():
-            yield upstream_data.standard_batch(self._adapter, batch)
+            yield upstream_keras.standard_batch(self._adapter, batch)
             left -= 1
             if left == 0:
                 self._enqueuer.stop()

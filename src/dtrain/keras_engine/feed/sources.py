@@ -1,33 +1,51 @@
-"""Sources of global batches: their interface, which one reads given data, and their division over replicas.
+"""Sources of global batches: their interface, which one reads given data, and iterators over divided batches.
 
-The sources for datasets are here: that of a `Pipeline`, and that of any other. The source for arrays is in
-`arrays.py`, the one for a `PyDataset` in `py_datasets.py`. How the rows of a batch are split is decided in
-`splitting.py`.
+The sources of datasets are in `datasets.py`, that of arrays in `arrays.py`, that of a `PyDataset` in
+`py_datasets.py`. `SplitDataset` gives an iterator for each pass over the data. `splitting.py` decides how the
+rows of a batch are split, and the source what a pass holds (`passes.py`).
+
+**Deleting.** An iterator of TensorFlow's that tunes its pipeline has a thread that sleeps between two checks
+of the pipeline: 10 ms at first, twice as long each time, up to a minute. Deleting the iterator waits until
+that thread ends. TensorFlow wakes the thread, but sets the flag to end only afterwards, so the thread may
+sleep again until its next check. If iterators were not deleted in the background, an epoch of a second would
+end with up to a second of waiting. If one thread deleted all of them, those that follow would keep their data
+in memory for as long.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-from collections.abc import Callable, Iterator
+import queue
+import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import tensorflow as tf
 
 from dtrain.errors import DataError
 from dtrain.keras_engine.feed.arrays import ArraySource
-from dtrain.keras_engine.feed.iterators import SplitDataset
+from dtrain.keras_engine.feed.datasets import PipelineSource, ReplayedSource
+from dtrain.keras_engine.feed.passes import BatchBuffer, Pass, RowReader
 from dtrain.keras_engine.feed.position import DataPosition
 from dtrain.keras_engine.feed.py_datasets import PyDatasetSource, can_be_opened
-from dtrain.keras_engine.input_advice import counts_for_sure, tuned
+from dtrain.keras_engine.input_advice import counts_for_sure, may_be_buffered
 from dtrain.keras_engine.peer_exchange import exchange
-from dtrain.keras_engine.protocol import Positions, ReplicaLayout, layout_of, own_positions
+from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, own_positions, own_split
+from dtrain.keras_engine.rows import Split, packed, split_of
+from dtrain.keras_engine.splitting import split_batch
 from dtrain.log import logger
-from dtrain.upstream import datasets as upstream_data
+from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import replaces
 
 _OWN_POLICIES = (tf.data.experimental.AutoShardPolicy.FILE, tf.data.experimental.AutoShardPolicy.OFF)
+_LONGEST = 70.0  # seconds; the thread of TensorFlow's iterator sleeps for at most a minute
+
+_ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+_lock = threading.Lock()
+_thread: threading.Thread | None = None
 
 
 @replaces(keras_names.IS_DATASET)
@@ -78,107 +96,6 @@ class Source(Protocol):
         """
 
 
-class PipelineSource:
-    """The source for a dataset that can begin at any batch, such as that of a `Pipeline`.
-
-    Args:
-        dataset: the dataset that `fit` was given.
-        positions: the dataset's `Positions`.
-    """
-
-    kind = "dtrain.data"
-    counted = False
-
-    def __init__(self, dataset: Any, positions: Positions) -> None:
-        self.dataset = dataset
-        self._positions = positions
-        self._first = 0
-
-    @property
-    def fingerprint(self) -> dict[str, Any]:
-        """As `Source.fingerprint`."""
-        return dict(self._positions.fingerprint)
-
-    def start(self) -> None:
-        """Records which epoch of the pipeline is the first of this `fit`."""
-        self._first = self._positions.epoch
-
-    def begin(self, number: int) -> None:
-        """Nothing to do: the dataset counts its epochs by itself."""
-
-    def state(self) -> dict[str, Any]:
-        """As `Source.state`."""
-        return {"first_epoch": self._first}
-
-    @contextlib.contextmanager
-    def open(self, position: DataPosition, state: dict[str, Any]) -> Iterator[Any]:
-        """As `Source.open`; the rest of a pass is a separate dataset."""
-        self._first = int(state["first_epoch"])
-        self._positions.seek(self._first + position.passes)
-        if position.within_pass:
-            yield self._positions.rest(self._first + position.passes - 1, position.taken)
-        else:
-            yield self.dataset
-
-
-class ReplayedSource:
-    """The source for data that can only be read from the beginning; resuming reads up to the position again.
-
-    Args:
-        kind: the kind of data, for messages.
-        dataset: the dataset that Keras made of the argument of `fit`.
-        replicas: the number of replicas of the job.
-    """
-
-    counted = False
-
-    def __init__(self, kind: str, dataset: Any, replicas: int) -> None:
-        self.kind = kind
-        self.dataset = tuned(dataset)
-        self._seed = upstream_tf.global_seed()
-        self._distributed = isinstance(self.dataset, tf.distribute.DistributedDataset)
-        self._replicas = replicas
-        self._warned = False
-
-    @property
-    def fingerprint(self) -> dict[str, Any]:
-        """As `Source.fingerprint`."""
-        # In a distributed dataset, TensorFlow has divided the batches by the number of replicas.
-        return {"the number of replicas": self._replicas} if self._distributed else {}
-
-    def start(self) -> None:
-        """Nothing to do."""
-
-    def begin(self, number: int) -> None:
-        """Nothing to do: every iterator begins a pass."""
-
-    def state(self) -> dict[str, Any]:
-        """The global seed, from which the dataset's random operations may derive their seeds.
-
-        Warns once if the dataset shuffles without a seed.
-        """
-        if not self._warned and not self._distributed and upstream_data.has_unseeded_shuffle(self.dataset):
-            logger.warning(
-                "The dataset shuffles without a seed, so a run that resumes from a checkpoint "
-                "will not get the same batches. Call keras.utils.set_random_seed, or give shuffle a seed."
-            )
-        self._warned = True
-        return {"seed": self._seed}
-
-    @contextlib.contextmanager
-    def open(self, position: DataPosition, state: dict[str, Any]) -> Iterator[None]:
-        """As `Source.open`; the value is None. Warns if the global seed has changed."""
-        if state["seed"] != self._seed:
-            logger.warning(
-                "TensorFlow's global seed is %s, but was %s when the checkpoint was written: if the data "
-                "is shuffled by it, its order is different. Call keras.utils.set_random_seed at the top of "
-                "the program.",
-                self._seed,
-                state["seed"],
-            )
-        yield None
-
-
 def source_of(adapter: Any, steps_per_epoch: int | None, layout: ReplicaLayout | None) -> Source:
     """The source for the data of a Keras data adapter.
 
@@ -187,15 +104,15 @@ def source_of(adapter: Any, steps_per_epoch: int | None, layout: ReplicaLayout |
         steps_per_epoch: the argument of `fit`, or None.
         layout: how the replicas are distributed; None under TensorFlow's own strategies.
     """
-    if upstream_data.is_arrays(adapter):
+    if upstream_keras.is_arrays(adapter):
         return ArraySource(adapter, layout)
-    if upstream_data.is_py_dataset(adapter) and can_be_opened(adapter, steps_per_epoch):
+    if upstream_keras.is_py_dataset(adapter) and can_be_opened(adapter, steps_per_epoch):
         return PyDatasetSource(adapter, layout)
     dataset = adapter.get_tf_dataset()
     positions = own_positions(dataset)
     if positions is not None:
         return PipelineSource(dataset, positions)
-    return ReplayedSource(upstream_data.kind_of(adapter), dataset, 1 if layout is None else layout.replicas)
+    return ReplayedSource(upstream_keras.kind_of(adapter), dataset, 1 if layout is None else layout.replicas)
 
 
 def divided(dataset: Any, source: Source, strategy: Any, grouped: Callable[[Any], Any]) -> Any:
@@ -226,6 +143,177 @@ def _divided_by_tensorflow(dataset: Any, layout: ReplicaLayout) -> bool:
         return True
     policy = dataset.options().experimental_distribute.auto_shard_policy
     return layout.workers > 1 and policy in _OWN_POLICIES
+
+
+class SplitDataset:
+    """Batches of a `tf.data.Dataset`, divided over the replicas of this process.
+
+    Iterating gives `SplitIterator`s; with one replica, these have whole batches as their only parts.
+
+    Args:
+        dataset: yields global batches.
+        layout: how the replicas are distributed.
+        exact: whether the number of batches that Keras knows is certain.
+        own: a `Passes` that reads only this process' part of the batches; None if there is none.
+        grouped: with one replica, returns an iterator over groups of the batches, or None for one over
+            single batches.
+
+    Attributes:
+        element_spec: the spec of a global batch.
+    """
+
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        layout: ReplicaLayout,
+        *,
+        exact: bool = False,
+        own: Any = None,
+        grouped: Callable[[tf.data.Dataset], Any] = lambda dataset: None,
+    ) -> None:
+        self.element_spec = dataset.element_spec
+        self._dataset = dataset
+        self._whole = layout.replicas == 1
+        self._grouped = grouped
+        if own is None:
+            own = dataset if self._whole else own_split(dataset, layout)
+        self._parts = self._split(layout) if own is None else own
+        self._exact = exact
+        self._counted = exact or int(dataset.cardinality()) >= 0
+
+    def _split(self, layout: ReplicaLayout) -> tf.data.Dataset:
+        """The dataset for a process that reads whole batches, and splits each after reading it."""
+        options = tf.data.Options()
+        if layout.workers > 1:
+            # All workers must see the same batches in the same order.
+            options.deterministic = True
+        dataset = self._dataset
+        split = dataset.map(lambda *batch: tuple(split_batch(packed(batch, self.element_spec), layout)))
+        split = split.with_options(options)
+        return split.prefetch(tf.data.AUTOTUNE) if may_be_buffered(dataset) else split
+
+    def __iter__(self) -> Any:
+        groups = self._grouped(self._dataset) if self._whole else None
+        return groups or SplitIterator(
+            iter(self._parts), counted=self._counted, exact=self._exact, whole=self._whole
+        )
+
+
+class SplitIterator:
+    """Iterates over the batches of one pass, as `Split`s.
+
+    Args:
+        iterator: TensorFlow's, or a `Pass`.
+        counted, exact: as the attributes.
+        whole: whether it yields whole batches, for the only replica.
+
+    Attributes:
+        counted: whether the number of batches was known beforehand.
+        exact: whether that number is certain.
+        whole: as given.
+    """
+
+    def __init__(self, iterator: Any, *, counted: bool, exact: bool = False, whole: bool = False) -> None:
+        start_deleting()
+        self._iterator = iterator
+        self.counted = counted
+        self.exact = exact
+        self.whole = whole
+
+    @property
+    def element_spec(self) -> Any:
+        """The spec of `(parts, total)`."""
+        spec = self._iterator.element_spec
+        return ((spec,), None) if self.whole else spec
+
+    @property
+    def left(self) -> int | None:
+        """How many batches are left in the pass; None if only reading shows it."""
+        return self._iterator.left if isinstance(self._iterator, Pass) else None
+
+    @property
+    def reader(self) -> RowReader | None:
+        """What reads batches into a buffer; None if TensorFlow's iterator yields single batches."""
+        return self._iterator.reader if isinstance(self._iterator, Pass) else None
+
+    @property
+    def at_once(self) -> int:
+        """How many full batches `reader` reads next; 0 if none, or if batches are left in the buffer."""
+        return self._iterator.at_once if isinstance(self._iterator, Pass) else 0
+
+    def tensors(self) -> tuple[Any, BatchBuffer | None]:
+        """What to read from: TensorFlow's iterator and None, or the data of `reader` and a buffer.
+
+        A caller that reads from them must call `note` afterwards.
+        """
+        return self._iterator.tensors() if isinstance(self._iterator, Pass) else (self._iterator, None)
+
+    @property
+    def specs(self) -> tuple[Any, BatchBuffer | None]:
+        """The specs of `tensors`, for a function that serves all iterators of equal specs and reader."""
+        return self._iterator.specs if isinstance(self._iterator, Pass) else self.tensors()
+
+    def note(self, batches: int, buffer: BatchBuffer | None) -> None:
+        """Notes how many batches were read from `tensors`, and the buffer that is left."""
+        if isinstance(self._iterator, Pass):
+            self._iterator.note(batches, buffer)
+
+    def __iter__(self) -> SplitIterator:
+        return self
+
+    def __next__(self) -> Split:
+        return split_of(next(self._iterator), whole=self.whole)
+
+    def __del__(self) -> None:
+        # The attribute is missing if `__init__` has failed.
+        delete_in_background(self.__dict__.pop("_iterator", None))
+
+
+def start_deleting() -> None:
+    """Starts the thread that deletes iterators; must be called before the first `delete_in_background`.
+
+    The process ends only after all these iterators are deleted, or after `_LONGEST` seconds, because
+    TensorFlow cannot shut down while an iterator exists.
+    """
+    global _thread
+    with _lock:
+        if _thread is None:
+            _thread = threading.Thread(target=_delete, name="dtrain-ended-iterators", daemon=True)
+            _thread.start()
+            atexit.register(_finish, _thread)
+
+
+def delete_in_background(iterator: Any) -> None:
+    """Deletes an iterator in the background; may be called during garbage collection.
+
+    Args:
+        iterator: TensorFlow's iterator; the caller must keep no reference to it.
+    """
+    held = [iterator]
+    del iterator  # the thread that drops the last reference waits for the deletion
+    _ended.put(held)
+
+
+def _delete() -> None:
+    """Deletes each iterator in a thread of its own, so that none waits for another one to end."""
+    threads: list[threading.Thread] = []
+    while (held := _ended.get()) is not None:
+        threads = [thread for thread in threads if thread.is_alive()]
+        thread = threading.Thread(target=held.clear, name="dtrain-ended-iterator", daemon=True)
+        try:
+            thread.start()
+            threads.append(thread)
+        except RuntimeError:  # Python 3.12 and later start none while they end
+            held.clear()
+    for thread in threads:
+        thread.join()
+
+
+def _finish(thread: threading.Thread) -> None:
+    _ended.put(None)
+    thread.join(_LONGEST)
+    if thread.is_alive():
+        logger.warning("An iterator over data does not end: something that it reads from is stuck.")
 
 
 def check_same_data(dataset: Any, steps: int | None, layout: ReplicaLayout) -> None:

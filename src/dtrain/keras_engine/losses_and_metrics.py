@@ -1,8 +1,12 @@
-"""Makes Keras' losses means over the global batch, whichever part of it a replica has.
+"""Makes Keras' losses and metrics those of the global batch, whichever part of it a replica has.
 
 Under `fit` a replica's loss is the loss that its examples would have as a whole batch, corrected where the
 divisor is not the number of examples (masks, weights). In a custom loop it is the replica's part of a sum.
 The weighting by shares is not done here, but in `gradients.py` and `context.py`.
+
+Each replica updates a metric with its own part. The metric's variables are summed over the replicas, and its
+result is computed from the sums. A scalar is first combined over the replicas. A user's own metrics are
+treated in `own_metrics.py`, and own losses are tried in `loss_trial.py`.
 """
 
 from __future__ import annotations
@@ -15,21 +19,17 @@ import keras
 import tensorflow as tf
 
 from dtrain.errors import CompilationError, DataError
-from dtrain.keras_engine.context import (
-    ReplicaStep,
-    all_reduce_sum,
-    current_step,
-    gather_examples,
-    reporting_replicas,
-)
-from dtrain.keras_engine.protocol import current_layout, in_replica
-from dtrain.keras_engine.rows import as_tensor, map_leaves
-from dtrain.keras_engine.trial import TrialStep
+from dtrain.keras_engine import own_metrics
+from dtrain.keras_engine.context import ReplicaStep, all_reduce_sum, current_step, reporting_replicas
+from dtrain.keras_engine.protocol import current_layout, in_replica, layout_of
+from dtrain.keras_engine.replica_calls import holds_parts
+from dtrain.keras_engine.rows import as_tensor
+from dtrain.upstream import functions, keras_names, layer_calls
 from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.reach import on_objects, replaces
+from dtrain.upstream.reach import on_objects, replaces, set_methods
 
+_RESET = "_dtrain_reset"  # an attribute of a model: ids of its metrics' variables, and what resets these
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
@@ -93,8 +93,7 @@ def reduce_weighted(
     if reduction in (None, "none"):
         if isinstance(values, tf.RaggedTensor):
             raise DataError(
-                "A loss gives ragged values and its reduction is None, which several replicas cannot "
-                "combine.",
+                "A loss gives ragged values and has reduction=None, which several replicas cannot combine.",
                 hint="let the loss give one value an example, or set reduction='sum'",
             )
         return original(values, sample_weight, mask, reduction, dtype)
@@ -147,7 +146,7 @@ def _make_own_call(original: Callable[..., Any]) -> Callable[..., Any]:
         given = [*weights, *named.values()]
         # A loss that divides by the weights, or by what is not masked, is not a mean over the examples.
         weighted = any(each is not None for each in given) or any(
-            upstream_keras.mask_of(leaf) is not None for leaf in keras.tree.flatten(y_pred)
+            layer_calls.mask_of(leaf) is not None for leaf in keras.tree.flatten(y_pred)
         )
         if not (couples_examples(self) or weighted):
             return original(self, y_true, y_pred, *weights, **named)
@@ -166,33 +165,13 @@ def _of_all_examples(step: ReplicaStep, function: Callable[..., Any], arguments:
     """Computes a loss from the examples of all replicas.
 
     Each replica computes the whole loss, but gradients flow to its own rows only. A loss that is not reduced
-    to a scalar is summed by the tape, and needs no correction. A trial that has each example twice uses it
-    once here: the loss of all replicas is one value, which does not grow with a replica's part.
+    to a scalar is summed by the tape, and needs no correction.
     """
-    if isinstance(step, TrialStep):
-        once = tf.cast(tf.round(step.per_share(tf.cast(step.size, tf.float32))), tf.int32)
-        arguments = map_leaves(lambda leaf: _first(leaf, once), arguments)
-    with step.seeing_everything():
-        whole = tf.convert_to_tensor(function(*map_leaves(gathered, arguments)))
-    return _with_gradient_per_share(step, whole) if whole.shape.rank == 0 else whole
-
-
-def _first(leaf: Any, rows: Any) -> Any:
-    if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
-        return leaf
-    found = leaf[:rows]
-    if (mask := upstream_keras.mask_of(leaf)) is not None:
-        upstream_keras.set_mask(found, mask[:rows])
-    return found
-
-
-def gathered(leaf: Any) -> Any:
-    """The rows of a tensor on all replicas, concatenated, and its Keras mask likewise."""
-    found = gather_examples(leaf)
-    mask = None if leaf is None else upstream_keras.mask_of(leaf)
-    if mask is not None and found is not leaf:
-        upstream_keras.set_mask(found, tf.cast(gather_examples(tf.cast(mask, tf.int32)), tf.bool))
-    return found
+    whole = tf.convert_to_tensor(step.of_all_examples(function, arguments))
+    if whole.shape.rank != 0:
+        return whole
+    fixed = tf.stop_gradient(whole)  # the value stays, and its gradient is divided by the share
+    return fixed + step.per_share(whole - fixed)
 
 
 def overrides_call(loss: Any) -> bool:
@@ -214,74 +193,25 @@ def couples_examples(loss: Any) -> bool:
 
 def is_own_loss(loss: Any) -> bool:
     """Whether a user's own code computes a loss."""
-    return not upstream_keras.is_keras_own(loss) or _wraps_own_function(loss)
-
-
-def find_coupling(loss: Any, y_true: Any, y_pred: Any) -> bool:
-    """Whether a loss couples examples; found out by computing it without some of them.
-
-    Args:
-        loss: a `keras.losses.Loss`.
-        y_true: the labels of some examples, a nest of eager tensors.
-        y_pred: the model's predictions for these examples.
-    """
-    if overrides_call(loss):
-        return not _is_mean(loss, y_true, y_pred)
-    y_true, y_pred = _converted(loss, y_true), _converted(loss, y_pred)
-    every = as_tensor(loss.call(y_true, y_pred))
-    if every.shape.rank == 0 or every.shape[0] is None or every.shape[0] < 2:
-        return False
-    half = every.shape[0] // 2
-    some = as_tensor(loss.call(*map_leaves(lambda leaf: leaf[:half], (y_true, y_pred))))
-    if some.shape[1:] != every.shape[1:]:
-        return True
-    some, same = (_dense(values) for values in (some, every[:half]))
-    return not bool(tf.reduce_all(tf.abs(some - same) <= 1e-4 * (tf.abs(some) + 1e-3)))
-
-
-def _dense(values: Any) -> Any:
-    return values.flat_values if isinstance(values, tf.RaggedTensor) else values
-
-
-def _is_mean(loss: Any, y_true: Any, y_pred: Any) -> bool:
-    """Whether the loss of some examples is the mean of the losses of their two halves."""
-    half = keras.tree.flatten(y_pred)[0].shape[0] // 2
-    parts = [slice(0, 2 * half), slice(0, half), slice(half, 2 * half)]
-    values = [
-        tf.convert_to_tensor(loss(*map_leaves(lambda leaf, rows=rows: leaf[rows], (y_true, y_pred))))
-        for rows in parts
-    ]
-    if values[0].shape.rank != 0:
-        return False
-    whole, mean = values[0], (values[1] + values[2]) / 2
-    return half > 0 and bool(tf.abs(whole - mean) <= 1e-4 * (tf.abs(whole) + 1e-3))
-
-
-def _wraps_own_function(loss: Any) -> bool:
     function = getattr(loss, "fn", None)
-    return function is not None and not upstream_keras.is_keras_own(function)
+    return not all(upstream_keras.is_keras_own(each) for each in (loss, function) if each is not None)
 
 
-def _converted(loss: Any, nest: Any) -> Any:
+def converted(loss: Any, nest: Any) -> Any:
+    """A nest of labels or predictions as tensors of the loss's own dtype."""
     return keras.tree.map_structure(lambda x: keras.ops.convert_to_tensor(x, dtype=loss.dtype), nest)
 
 
 def _gives_scalar(loss: Any, y_true: Any, y_pred: Any) -> bool:
     """Whether `loss.call` returns a single value instead of one per example."""
-    found = loss.call(_converted(loss, y_true), _converted(loss, y_pred))
+    found = loss.call(converted(loss, y_true), converted(loss, y_pred))
     return bool(as_tensor(found).shape.rank == 0)
-
-
-def _with_gradient_per_share(step: ReplicaStep, value: Any) -> Any:
-    """The same value, with its gradient divided by the share."""
-    fixed = tf.stop_gradient(value)
-    return fixed + step.per_share(value - fixed)
 
 
 def _part_of_sum(
     original: Callable[..., Any],
     values: Any,
-    sample_weight: Any,
+    weights: Any,
     mask: Any,
     reduction: str | None,
     dtype: Any,
@@ -291,12 +221,12 @@ def _part_of_sum(
     Keras' own value is returned for a reduction that is no mean, and where replicas cannot communicate.
     """
     if reduction not in _MEANS or values.shape.rank == 0 or not upstream_tf.merge_possible():
-        return original(values, sample_weight, mask, reduction, dtype)
-    total = _total(original, values, sample_weight, mask, dtype)
+        return original(values, weights, mask, reduction, dtype)
+    total = _total(original, values, weights, mask, dtype)
     try:
-        divisor = _divisor(values, sample_weight, mask, reduction)
+        divisor = _divisor(values, weights, mask, reduction)
     except CompilationError:
-        return original(values, sample_weight, mask, reduction, dtype)
+        return original(values, weights, mask, reduction, dtype)
     return tf.math.divide_no_nan(total, tf.cast(divisor, total.dtype))
 
 
@@ -324,3 +254,145 @@ def _divisor(values: Any, sample_weight: Any, mask: Any, reduction: str | None) 
     everywhere = tf.cast(tf.size(mask), tf.float32)
     count, valid, everywhere = tf.unstack(all_reduce_sum(tf.stack([count, valid, everywhere])))
     return tf.math.divide_no_nan(count * valid, everywhere)
+
+
+@replaces(keras_names.METRIC_VALUES)
+def values_of_update(
+    original: Callable[..., Any], values: Any, sample_weight: Any, reduce_fn: Any, dtype: Any
+) -> Any:
+    """The replacement of the function that `Mean.update_state` and `Sum.update_state` call first.
+
+    A scalar is combined over the replicas, so that it counts once and not for each replica.
+    """
+    step = current_step()
+    summed = reduce_fn is keras.ops.sum  # by `Sum`; `Mean` gives `ops.mean`
+    if step is None or step.sees_everything or (summed and sample_weight is not None):
+        return original(values, sample_weight, reduce_fn, dtype)
+    found = as_tensor(values)
+    if found.shape.rank == 0:
+        found = tf.cast(found, dtype)
+        if sample_weight is not None:
+            values = step.part_of_value(found)
+        else:
+            values = step.whole_value(found)
+            values = values / step.layout.replicas if summed else values
+    return original(values, sample_weight, reduce_fn, dtype)
+
+
+@replaces(keras_names.METRIC_INIT)
+def metric_init(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> None:
+    """The replacement of `Metric.__init__`."""
+    original(self, *args, **kwargs)
+    watch_metric(self)
+
+
+@replaces(keras_names.ADD_METRIC_VARIABLE)
+def add_variable(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """The replacement of `Metric.add_variable`, which a subclass' own, with other arguments, may call.
+
+    A user's own metric starts with equal values on all replicas, until it is known whether it is additive.
+    """
+    if current_layout() is None:
+        return original(self, *args, **kwargs)
+    aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA if is_own_metric(self) else None
+    return upstream_keras.made_in_parts(lambda: original(self, *args, **kwargs), aggregation)
+
+
+def watch_metric(metric: Any) -> None:
+    """Wraps the `update_state` of a metric's class if it is not Keras' own, else that of the metric."""
+    set_methods(metric)
+    for kind in type(metric).__mro__:
+        own = vars(kind).get("update_state")
+        if own is None or upstream_keras.is_keras_own(kind) or hasattr(own, "_dtrain_original"):
+            continue
+        replacement: Any = functools.wraps(own)(own_metrics.make_update(own))
+        replacement._dtrain_original = own
+        # AutoGraph is to leave this function as it is, but not what it calls.
+        functions.mark_converted(replacement)
+        setattr(kind, "update_state", replacement)  # noqa: B010
+
+
+def is_own_metric(metric: Any) -> bool:
+    """Whether a metric's update is computed by a user's own code."""
+    kind = next((each for each in type(metric).__mro__ if "update_state" in vars(each)), type(metric))
+    if not upstream_keras.is_keras_own(kind):
+        return True
+    function = upstream_keras.metric_function(metric)
+    return function is not None and not upstream_keras.is_keras_own(function)
+
+
+@on_objects(keras_names.WRAPPER_UPDATE)
+def wrapper_update(
+    original: Callable[..., Any], self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
+) -> Any:
+    """The `update_state` of a `MeanMetricWrapper`.
+
+    A function that returns a scalar is given the examples of all replicas.
+    """
+    prepared = own_metrics.inside_update() or upstream_keras.in_stateless_scope()
+    if in_replica() and not prepared and is_own_metric(self):
+        return own_metrics.update(original, self, (y_true, y_pred), {"sample_weight": sample_weight})
+    step = current_step()
+    if prepared or step is None:
+        return original(self, y_true, y_pred, sample_weight)
+    value = as_tensor(upstream_keras.metric_value(self, y_true, y_pred))
+    if value.shape.rank != 0:
+        return original(self, y_true, y_pred, sample_weight)
+    return step.of_all_examples(lambda *whole: original(self, *whole), (y_true, y_pred, sample_weight))
+
+
+@on_objects(keras_names.RESET_METRICS)
+def reset_metrics(original: Callable[..., Any], self: Any) -> Any:
+    """The model's `reset_metrics`, which resets Keras' own metrics by one call.
+
+    Keras makes a call for each variable and each replica.
+    """
+    strategy = self.distribute_strategy
+    layout = layout_of(strategy)
+    if layout is None or layout.replicas == 1 or self.run_eagerly or not tf.executing_eagerly():
+        return original(self)
+    metrics = self.metrics
+    inside = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+    if inside or not all(_is_keras_own(metric, "reset_state") for metric in metrics):
+        return original(self)
+    variables = [id(variable) for metric in metrics for variable in metric.variables]
+    known, reset = vars(self).get(_RESET, (None, None))
+    if known != variables:
+        reset = tf.function(
+            lambda: strategy.run(lambda: [metric.reset_state() for metric in metrics]), autograph=False
+        )
+        vars(self)[_RESET] = variables, reset
+    with strategy.scope():
+        reset()
+    return None
+
+
+def follow_from_variables(model: Any) -> bool:
+    """Whether all metrics' results depend on their variables only, so that `results` gives them any time."""
+    return all(_is_keras_own(metric, "result") for metric in model.metrics)
+
+
+def _is_keras_own(metric: Any, name: str) -> bool:
+    """Whether a metric, and the metrics inside it, have Keras' own method; that uses variables only."""
+    own = upstream_keras.is_keras_own(getattr(type(metric), name)) and name not in vars(metric)
+    return own and all(_is_keras_own(inner, name) for inner in getattr(metric, "metrics", None) or [])
+
+
+def whole_state(variables: list[Any]) -> list[Any]:
+    """The value of each metric variable over all replicas; must be called in a replica.
+
+    Args:
+        variables: Keras variables; those that are summed on reading are all-reduced, the others are read.
+    """
+    values = [tf.convert_to_tensor(v.value) for v in variables]
+    summed = [i for i, v in enumerate(variables) if holds_parts(v)]
+    for i, total in zip(summed, all_reduce_sum([values[i] for i in summed]), strict=True):
+        values[i] = total
+    return values
+
+
+def metric_results(model: Any) -> dict[str, Any]:
+    """The model's metric results over all replicas, the same on each; must be called in a replica."""
+    variables = model.metrics_variables
+    with keras.StatelessScope(state_mapping=list(zip(variables, whole_state(variables), strict=True))):
+        return dict(model.get_metrics_result())

@@ -1,51 +1,56 @@
-"""Reports on each epoch of a `fit`: where its time went, how long it waited for data, which worker is slow.
+"""The two callbacks that report on each `fit`: where the time of its epochs went, and what its loss did.
 
-The numbers are in the history; what took a large share of the time is logged, with advice. The times are
-measured by `dtrain.training_clock`, not here. The workers publish theirs without waiting for a reader, so
-collecting them changes no timing.
+`TimeReport` puts the times in the history, and logs, with advice, what took a large share. The times are
+measured by `dtrain.training_clock`; collecting those of other workers waits for no worker. `LossAlarm` reads
+the logs that Keras gives to callbacks, and requests no others.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
+import collections
+import math
 import os
 import statistics
+import threading
 import time
+import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import keras
+import numpy as np
 
 from dtrain import channel, events
-from dtrain.cluster import peers
-from dtrain.cluster.peer_link import HINT
-from dtrain.errors import AuthenticationError
+from dtrain.errors import ConfigurationError
 from dtrain.events import PARTS
+from dtrain.keras_engine.callbacks import Stateless
 from dtrain.keras_engine.input_advice import advice_for
-from dtrain.keras_engine.peer_exchange import decode, encode
-from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.peer_exchange import WorkerTimes
+from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous
+from dtrain.keras_engine.steps import step_is_stock
 from dtrain.log import logger
 from dtrain.training_clock import Mark, Totals, clock, is_slow, slow_line
 from dtrain.training_rate import Figures
 
-_FIELDS = {"fit", "epoch", "step_seconds", "own_step_seconds", "reading", "between", "parts"}
-_INTERVAL = 1.0  # the least seconds between two messages of a worker
-
-_fits = itertools.count()  # numbers of `fit` calls, the same on every worker
+OnNan = Literal["warn", "stop"]
 
 _WATCHDOG_SECONDS = 15.0  # seconds of training after which a launcher can name a slow worker
+# A part is reported as a cause of lost time above this share of an epoch's time,
 _SHARES = {"checkpoint": 0.1, "callbacks": 0.2, "input": 0.2}
-"""The share of an epoch's time above which a part is reported as a cause of lost time."""
-
+# and these seconds of it: in a short `fit`, any callback takes a large share.
 _LEAST_SECONDS = {"checkpoint": 0.25, "callbacks": 1.0, "input": 0.25}
-"""The seconds of an epoch below which it is not: in a short `fit`, any callback takes a large share."""
-
 _HINTS = {
     "checkpoint": "save less often (save_freq), or on a faster disk",
     "callbacks": "do less in them, or less often; a callback that acts at every batch limits each call "
     "to one step",
 }
+
+_LOSSES_KEPT = 30  # the most recent losses whose median is the usual loss
+_LOSSES_NEEDED = 8  # the fewest losses that give a usual loss
+# A loss is a jump if it exceeds the usual loss by more than
+_DEVIATIONS = 10.0  # standard deviations, estimated from the median absolute deviation,
+_TIMES_USUAL = 1.0  # and by more than this times the usual loss.
+_MOST_JUMP_LINES = 3  # warnings about jumps in one `fit`
 
 
 class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
@@ -207,79 +212,6 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
         return channel.connected() and not (ended and seconds < _WATCHDOG_SECONDS)
 
 
-class WorkerTimes:
-    """The times of all workers of a job, as far as the first worker has received them.
-
-    Args:
-        layout: the strategy's layout; None under parameter servers, where workers do not wait for each other.
-
-    Attributes:
-        first: whether this is the first worker, which receives the others' times.
-    """
-
-    def __init__(self, layout: ReplicaLayout | None) -> None:
-        self._layout = ReplicaLayout() if layout is None else layout
-        self.first = self._layout.worker == 0
-        self._fit = next(_fits)
-        self._mine: dict[str, Any] | None = None
-        self._unsent = False
-        self._sent_at = -_INTERVAL
-        self._found: dict[int, dict[str, Any]] = {}
-
-    def publish(self, epoch: int, before: Totals, now: Totals, parts: dict[str, float]) -> None:
-        """Publishes this worker's times of an epoch, at most once a second.
-
-        Args:
-            epoch: the number of the epoch, from 0.
-            before: the totals at the beginning of the epoch.
-            now: the totals at its end.
-            parts: seconds of the epoch by part (`events.PARTS`).
-        """
-        each, own, reading, between = now.per_step(before)
-        if each is None:
-            return
-        self._mine = {
-            "epoch": epoch,
-            "step_seconds": round(each, 6),
-            "own_step_seconds": None if own is None else round(own, 6),
-            "reading": reading,
-            "between": between,
-            "parts": dict(parts),
-        }
-        self._unsent = True
-        if time.monotonic() - self._sent_at >= _INTERVAL:
-            self.publish_rest()
-
-    def publish_rest(self) -> None:
-        """Publishes times that were held back to limit the messages."""
-        connected = peers.connected()
-        if connected is not None and self._mine is not None and self._unsent and not self.first:
-            message = encode({"fit": self._fit, **self._mine})
-            connected.send_to_first(message.encode())
-        self._unsent, self._sent_at = False, time.monotonic()
-
-    def known(self) -> list[dict[str, Any]]:
-        """The newest times received from each worker, possibly of different epochs; [] on other workers.
-
-        Raises:
-            AuthenticationError: a message was not written by its worker.
-        """
-        if not self.first or self._layout.workers == 1:
-            return []
-        if self._mine is not None:
-            self._found[0] = self._mine
-        connected = peers.connected()
-        for worker, text in [] if connected is None else connected.receive_notes():
-            message = _decoded(text.decode("ascii", "replace"), worker)
-            if message.pop("fit") == self._fit:  # else it is left from a `fit` that ended with an error
-                self._found[worker] = message
-        hosts = {} if connected is None else connected.hosts
-        return [
-            {"task": f"worker {worker}", "host": hosts.get(worker, ""), **found}
-            for worker, found in sorted(self._found.items())
-        ]
-
-
 def _add_time(record: dict[str, Any], before: Mark, now: Mark) -> None:
     """Adds the time between two marks to the record of an epoch."""
     parts, callbacks = record["parts"], record["callbacks"]
@@ -323,14 +255,11 @@ def _words(found: dict[str, Any], part: str, spent: float, share: float) -> str:
     if part == "input":
         return f"Waiting for data took {times}."
     what = "Checkpoints" if part == "checkpoint" else "Callbacks"
-    slowest = [f"{name} {each:.2f} s" for name, each in _slowest(found, part) if each >= 0.1 * spent]
-    which = f": {', '.join(slowest)}" if slowest else ""
-    return f"{what} took {times}{which}. Hint: {_HINTS[part]}."
-
-
-def _slowest(found: dict[str, Any], part: str) -> list[tuple[str, float]]:
     named = [item for item in found["callbacks"].items() if clock.part_of(item[0]) == part]
-    return sorted(named, key=lambda item: -item[1])[:3]
+    slowest = sorted(named, key=lambda item: -item[1])[:3]
+    lines = [f"{name} {each:.2f} s" for name, each in slowest if each >= 0.1 * spent]
+    which = f": {', '.join(lines)}" if lines else ""
+    return f"{what} took {times}{which}. Hint: {_HINTS[part]}."
 
 
 def slow_worker(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -350,9 +279,122 @@ def slow_worker(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return []
 
 
-def _decoded(text: str, worker: int) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
-        found = decode(text)
-        if isinstance(found, dict) and set(found) == _FIELDS:
-            return found
-    raise AuthenticationError(f"The message of worker {worker} does not hold step times.", hint=HINT)
+class LossAlarm(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
+    """Warns once a `fit` when the loss is NaN or infinite, and at most three times a `fit` when it jumps.
+
+    The mean loss of the steps since the last call of the train function is a jump if it is more than twice
+    the median of the losses before it, and further from this median than they usually vary. Under parameter
+    servers jumps are not detected. Every process warns of NaN.
+
+    Args:
+        on_nan: "warn"; or "stop" to also end training, on all workers after the same step.
+        reports: whether this process warns of jumps, and emits `events.Alarm`.
+
+    Raises:
+        ConfigurationError: `on_nan` is another value.
+    """
+
+    dtrain_every_batch = False
+
+    def __init__(self, on_nan: OnNan = "warn", *, reports: bool = True) -> None:
+        super().__init__()
+        if on_nan not in ("warn", "stop"):
+            raise ConfigurationError(f"on_nan is {on_nan!r}.", hint='"warn" or "stop"')
+        self._on_nan = on_nan
+        self._reports = reports
+        # Stopping must happen at the same step on all workers. A warning may also come from the thread in
+        # which Keras runs asynchronous callbacks.
+        self.async_safe = on_nan == "warn"
+        self._lock = threading.Lock()
+        self._losses: collections.deque[float] = collections.deque(maxlen=_LOSSES_KEPT)
+        self._said_nan = False
+        self._lines = 0
+        self._jumps = False
+        self._epoch = 0
+        self._seen = (0, 0.0)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Forgets the losses and the warnings of an earlier `fit`."""
+        self._losses.clear()
+        self._said_nan, self._lines, self._jumps = False, 0, False
+        self._means = step_is_stock(self.model, "train_step")
+        # Under parameter servers the logs are those of completed steps, which are not the steps of the call.
+        self._jumps_seen = not is_asynchronous(self.model.distribute_strategy)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Starts anew, because Keras' logs are means over the steps of one epoch."""
+        self._epoch, self._seen = epoch, (0, 0.0)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Checks the loss in the logs."""
+        self._check(int(batch + 1), (logs or {}).get("loss"))
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Checks the epoch's loss."""
+        self._check(None, (logs or {}).get("loss"))
+
+    def _check(self, steps: int | None, loss: Any) -> None:
+        if loss is None or np.size(loss) != 1:
+            return
+        value = float(np.asarray(loss).reshape(()))
+        with self._lock:
+            if not math.isfinite(value):
+                self._nan(value, steps)
+            elif steps is not None and steps > self._seen[0] and self._jumps_seen:
+                self._new(steps, value)
+
+    def _new(self, steps: int, loss: float) -> None:
+        """Checks the mean loss of the steps since the last call of the train function.
+
+        It is computed from two logs, because Keras logs the mean over the epoch's steps so far. The logs of a
+        custom `train_step` are taken as they are.
+        """
+        before, old = self._seen
+        self._seen = (steps, loss)
+        recent = (loss * steps - old * before) / (steps - before) if self._means else loss
+        usual = statistics.median(self._losses) if len(self._losses) >= _LOSSES_NEEDED else None
+        if usual is not None and self._is_jump(recent, usual):
+            if not self._jumps:
+                self._jump(before + 1, steps, recent, usual)
+            self._jumps = True
+            return
+        self._jumps = False
+        self._losses.append(recent)
+
+    def _is_jump(self, recent: float, usual: float) -> bool:
+        spread = 1.4826 * statistics.median(abs(each - usual) for each in self._losses)
+        return recent - usual > max(_DEVIATIONS * spread, _TIMES_USUAL * abs(usual))
+
+    def _jump(self, first: int, last: int, recent: float, usual: float) -> None:
+        where = f"step {last}" if first >= last else f"steps {first} to {last}"
+        line = (
+            f"The loss jumped to {recent:.4g} in {where} of epoch {self._epoch + 1}; before it was "
+            f"{usual:.4g} (the median of the last observations). Hint: look at the data of those steps; a "
+            "lower rate, a warm-up or global_clipnorm help against jumps."
+        )
+        self._lines += 1
+        if self._reports:
+            if self._lines <= _MOST_JUMP_LINES:
+                logger.warning("%s", line)
+            self._emit("spike", recent, last, line)
+
+    def _nan(self, loss: float, steps: int | None) -> None:
+        if self._on_nan == "stop":
+            self.model.stop_training = True
+        if self._said_nan:
+            return
+        self._said_nan = True
+        # Where jumps are not looked for, no step is known at which the loss still was a number.
+        before = f"; after step {self._seen[0]} it was still finite" if self._jumps_seen else ""
+        since = "" if steps is None else f" (first seen after step {steps}{before})"
+        line = (
+            f"The loss of epoch {self._epoch + 1} is {loss}{since}: the weights are most likely lost. "
+            "Hint: lower the learning rate, clip gradients (global_clipnorm), look for NaN in the data; "
+            "keras.callbacks.TerminateOnNaN() ends training at the first one."
+        )
+        warnings.warn(line, stacklevel=2)
+        if self._reports:
+            self._emit("nan", loss, steps, line)
+
+    def _emit(self, alarm: str, value: float, step: int | None, text: str) -> None:
+        events.emit(events.Alarm(alarm, value, text, {"epoch": self._epoch, "epoch_step": step}))
