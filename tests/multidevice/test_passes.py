@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import dtrain
 from dtrain.keras_engine import hook
+from dtrain.keras_engine.asynchronous.batches import BlockReader, PassRows
 from dtrain.keras_engine.feed import arrays, passes, sources
 from dtrain.keras_engine.feed.arrays import ArraySource
 from dtrain.keras_engine.feed.passes import BufferedPasses, Passes
@@ -102,6 +103,36 @@ def test_rows_that_are_read_ahead_are_those_of_whole_batches(rows: int, seed: in
         assert max(map(len, found)) <= 12
         with pytest.raises(StopIteration):
             one.next_rows()
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("seed", [None, 7])
+def test_the_rows_of_blocks_are_those_of_whole_batches(seed: int | None, shuffle: bool) -> None:
+    keras.utils.clear_session()
+    tf.random.set_seed(seed)
+    for rows in (3, 13, 16):
+        source = made(rows, shuffle)
+        assert source.reads_rows
+        reader = BlockReader(source.dataset.element_spec)
+        for place in PLACES:
+            if place[1] >= source.steps:
+                continue
+            wanted = read(source.dataset, source, place)
+            source.set_next(*place)
+            blocks, one = PassRows(source), iter(PassRows(source))
+            assert [leaf.numpy().tolist() for leaf in tf.nest.flatten(next(one))] == wanted[0]
+            found = []
+            while (block := reader.read(blocks, 3)) is not None:
+                ends = np.cumsum(block.sizes, axis=1)[:, :-1]
+                parts = [np.split(leaf, end) for leaf, end in zip(block.values, ends, strict=True)]
+                found += [[leaf.tolist() for leaf in batch] for batch in zip(*parts, strict=True)]
+            assert found == wanted, (rows, place)
+            rest = reader.read(one, 100)  # of a pass that was begun batch by batch
+            assert (0 if rest is None else rest.count) == len(wanted) - 1
+
+
+def test_rows_of_blocks_are_not_read_where_each_batch_is_drawn_alone() -> None:
+    assert not made(13, "batch").reads_rows
 
 
 def test_one_iterator_serves_for_passes_in_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """Collects the batches of a block: plain tensors are concatenated; any other batch is a block of its own.
 
 `BlockReader` takes all batches of a block from a TensorFlow iterator in one call, because one call a batch
-costs more than a small model's step. How many batches a block has is not decided here.
+costs more than a small model's step. Arrays need no such iterator (`PassRows`). How many batches a block has is
+not decided here.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain import events
+from dtrain.keras_engine.feed.arrays import ArraySource
 from dtrain.keras_engine.rows import map_leaves, present_leaves, to_tensors
 
 
@@ -40,6 +42,44 @@ class BlockData:
         return int(self.sizes[0].sum()) if len(self.sizes) else None
 
 
+class PassRows:
+    """An iterator over a pass over arrays, of which whole blocks can be read without TensorFlow's iterators.
+
+    Args:
+        source: the arrays; its `reads_rows` must be true. The pass begins at its `next`.
+
+    Attributes:
+        element_spec: the spec of a batch.
+    """
+
+    def __init__(self, source: ArraySource) -> None:
+        self.element_spec = source.dataset.element_spec
+        self._source = source
+        self._number, self._first = source.next
+        self._batches: Any = None
+
+    def __iter__(self) -> PassRows:
+        return self
+
+    def __next__(self) -> Any:
+        if self._batches is None:
+            self._source.set_next(self._number, self._first)
+            self._batches = iter(self._source.dataset)
+        batch = next(self._batches)
+        self._first += 1
+        return batch
+
+    def read(self, spec: Any, most: int) -> BlockData | None:
+        """The next batches, at most `most`; None at the end of the pass."""
+        count = min(most, self._source.steps - self._first)
+        if count <= 0:
+            return None
+        rows, sizes = self._source.rows(self._number, self._first, count)
+        self._first += count
+        leaves = present_leaves(rows)
+        return BlockData(spec, True, np.array([sizes] * len(leaves), np.int32), leaves, count)
+
+
 class BlockReader:
     """Takes many batches at once from iterators over a dataset.
 
@@ -65,6 +105,8 @@ class BlockReader:
     def read(self, iterator: Any, most: int) -> BlockData | None:
         """Reads the next batches, at most `most`; returns None at the end of the data."""
         with events.part("input"):
+            if isinstance(iterator, PassRows):
+                return iterator.read(self.spec, most)
             sizes, values = self._read(iterator, tf.constant(most))
             count = int(sizes.shape[0])
         return BlockData(self.spec, True, sizes.numpy().T, values, count) if count else None

@@ -12,7 +12,8 @@ from dtrain.keras_engine.protocol import ServerLayout
 
 _FAST = 0.01  # seconds
 _MANY = 400
-_BLOCK_SECONDS = 0.1
+_BLOCK_SECONDS = 0.1  # the length of a block, for each worker
+_MOST_BLOCK_SECONDS = 0.4
 _MOST_STEPS = 256
 _OVERLAPPED_STEPS = 8  # at least, with overlap: a block's first step and last update overlap with nothing
 _UNROLLED = 4  # steps in one iteration of a small model's loop
@@ -115,7 +116,9 @@ class BlockSizes:
             return self._steps_a_call
         if self._pace.seconds is None:
             return 1
-        steps = int(_BLOCK_SECONDS / max(self._pace.seconds, 1e-6))
+        # The chief forms all workers' blocks, in some milliseconds each: more workers have longer blocks.
+        length = min(_BLOCK_SECONDS * self._workers, _MOST_BLOCK_SECONDS)
+        steps = int(length / max(self._pace.seconds, 1e-6))
         if self._program.setting.overlaps:
             steps = max(steps, _OVERLAPPED_STEPS)
         if left is not None and self._workers > 1:

@@ -12,7 +12,9 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.errors import DataError
+from dtrain.keras_engine.asynchronous.batches import PassRows
 from dtrain.keras_engine.asynchronous.functions import AsynchronousFunction
+from dtrain.keras_engine.feed.arrays import ArraySource
 
 
 def make_asynchronous_epochs(base: Any) -> Any:
@@ -30,7 +32,9 @@ def make_asynchronous_epochs(base: Any) -> Any:
         function: AsynchronousFunction | None = None
 
         def _divided(self, dataset: tf.data.Dataset) -> Any:
-            return _EpochData(dataset, self)
+            source = self._source
+            rows = isinstance(source, ArraySource) and dataset is source.dataset and source.reads_rows
+            return _EpochData(dataset, self, source if rows else None)
 
         @property
         def every_batch(self) -> bool:
@@ -69,7 +73,7 @@ class EpochBatches:
         element_spec: the spec of a batch.
         epochs: the epoch iterator that the batches belong to.
         counted: whether the number of batches is known beforehand.
-        iterator: TensorFlow's iterator.
+        iterator: TensorFlow's iterator, or a `PassRows`.
     """
 
     def __init__(self, iterator: Any, epochs: Any, *, counted: bool) -> None:
@@ -86,16 +90,25 @@ class EpochBatches:
 
 
 class _EpochData:
-    """A dataset whose iterators hold a reference to the epoch iterator that they belong to."""
+    """A dataset whose iterators hold a reference to the epoch iterator that they belong to.
 
-    def __init__(self, dataset: tf.data.Dataset, epochs: Any) -> None:
+    Making an iterator of TensorFlow's takes as long as dozens of small steps, so arrays do without.
+
+    Args:
+        dataset: the batches.
+        epochs: the epoch iterator.
+        arrays: the source whose rows are read instead; None reads the dataset.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, epochs: Any, arrays: ArraySource | None) -> None:
+        self._arrays = arrays
         self._dataset = dataset
         self._epochs = epochs
         self._counted = int(dataset.cardinality()) >= 0
 
     def __iter__(self) -> EpochBatches:
         try:
-            iterator = iter(self._dataset)
+            iterator = iter(self._dataset) if self._arrays is None else PassRows(self._arrays)
         except tf.errors.InvalidArgumentError as error:
             if "unknown device" not in str(error):
                 raise

@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.example_order import LARGEST_SEED, ArrayOrder
-from dtrain.keras_engine.feed.passes import ArrayRows, BufferedPasses, Passes, RowReader
+from dtrain.keras_engine.feed.passes import ArrayRows, BufferedPasses, Passes, RowReader, rows_between
 from dtrain.keras_engine.feed.position import DataPosition
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -96,6 +96,7 @@ class ArraySource:
 
     def _take_order(self, seed: tuple[int, int], fixed: bool) -> None:
         self._seed, self._fixed = seed, fixed
+        self._kept_rows: ArrayRows | None = None  # what `rows` reads from
         self._order = ArrayOrder(self._rows, self.batch, self._shuffle, seed if fixed else ())
         self.set_next(0, 0)
         self.dataset = self._made("whole", ahead=self._ahead())
@@ -172,6 +173,30 @@ class ArraySource:
         if not self._order.one_by_one and self._can_be_buffered(layout, at_once):
             return BufferedPasses(self, self._rows_to_read, self._reader(parts, at_once), alike=alike)
         return Passes(self, lambda: self._made("by_one", parts=parts, ahead=self._ahead()), alike=alike)
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether `rows` can read batches: not of sparse arrays, nor if each batch is shuffled by itself."""
+        return self._dense and not self._order.one_by_one
+
+    def rows(self, number: int, first: int, count: int) -> tuple[Any, list[int]]:
+        """Reads consecutive batches of a pass at once, without an iterator of TensorFlow's.
+
+        Args:
+            number: the number of the pass.
+            first: the number of the first batch.
+            count: how many batches; all must be in the pass.
+
+        Returns:
+            A nest of tensors of shape (rows of all batches, ...), and the rows of each batch.
+        """
+        low, high = first * self.batch, min((first + count) * self.batch, self._rows)
+        if self._kept_rows is None:
+            self._kept_rows = self._rows_to_read()
+        read = rows_between(self._reader(BatchParts(), 1))
+        with tf.device("CPU:0"):
+            found = read(self._kept_rows, *(tf.constant(each, tf.int64) for each in (number, low, high)))
+        return found, [min(self.batch, high - start) for start in range(low, high, self.batch)]
 
     def _rows_to_read(self) -> ArrayRows:
         """What a `RowReader` reads from."""

@@ -169,6 +169,12 @@ def _read_thread() -> ThreadPoolExecutor:
 
 
 @functools.lru_cache(maxsize=64)
+def rows_between(reader: RowReader) -> Any:
+    """A reader's `between` as a function, traced once for all arrays of the same kind."""
+    return tf.function(reader.between, autograph=False, reduce_retracing=True)
+
+
+@functools.lru_cache(maxsize=64)
 def _read_traced(reader: Any) -> Any:
     """A reader's `read` as a traced function."""
     return tf.function(reader.read, autograph=False)
@@ -360,6 +366,12 @@ class RowReader:
         if self.parts.replicas == 1:
             return parts[0], following
         return (tuple(parts), tf.fill(tf.expand_dims(count, 0), tf.cast(size, tf.int32))), following
+
+    def between(self, data: ArrayRows, number: Any, low: Any, high: Any) -> Any:
+        """The rows between two positions of a pass, a nest of tensors of shape (high - low, ...)."""
+        order, places = replace(self.order, rows=data.rows), tf.range(low, high)
+        rows = order.rows_at(places, tf.zeros([], tf.int64), number, data.begun)
+        return upstream_keras.some_rows(data.values, rows)
 
     def specs(self, data: ArrayRows) -> ArrayRows:
         """The specs of `data`, for a function that reads arrays of any length."""
