@@ -1,8 +1,8 @@
 """Collects the batches of a block: plain tensors are concatenated; any other batch is a block of its own.
 
 `BlockReader` takes all batches of a block from a TensorFlow iterator in one call, because one call a batch
-costs more than a small model's step. Arrays need no such iterator (`PassRows`). How many batches a block has is
-not decided here.
+costs more than a small model's step. Arrays need no such iterator (`PassRows`). How many batches a block has
+is not decided here.
 """
 
 from __future__ import annotations
