@@ -23,6 +23,7 @@ from dtrain.keras_engine.feed.arrays import ArraySource
 from dtrain.keras_engine.feed.passes import BufferedPasses, Passes
 from dtrain.keras_engine.feed.sources import SplitDataset
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.rows import present_leaves
 from dtrain.upstream.keras_names import ARRAYS
 from processes import wait_until
 
@@ -129,6 +130,20 @@ def test_the_rows_of_blocks_are_those_of_whole_batches(seed: int | None, shuffle
             assert found == wanted, (rows, place)
             rest = reader.read(one, 100)  # of a pass that was begun batch by batch
             assert (0 if rest is None else rest.count) == len(wanted) - 1
+            with pytest.raises(StopIteration):
+                next(one)
+
+
+def test_the_rows_of_blocks_are_in_the_order_of_the_given_arrays() -> None:
+    """The entries of a dictionary are not exchanged where an earlier fit had them in another order."""
+    for names in (("a", "b"), ("b", "a")):
+        values = {name: np.full((8, 2), ord(name), np.float32) for name in names}
+        source = ArraySource(ARRAYS.resolve()(values, batch_size=4, shuffle=False), None)
+        spec = source.dataset.element_spec
+        block = BlockReader(spec).read(PassRows(source), 2)
+        assert block is not None
+        found = [float(leaf[0, 0]) for leaf in block.values]
+        assert found == [float(leaf[0, 0]) for leaf in present_leaves(next(iter(source.dataset)))], names
 
 
 def test_rows_of_blocks_are_not_read_where_each_batch_is_drawn_alone() -> None:

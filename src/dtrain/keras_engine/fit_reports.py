@@ -1,8 +1,8 @@
-"""The two callbacks that report on each `fit`: where the time of its epochs went, and what its loss did.
+"""The callbacks that report on each `fit`: the times of its epochs, and losses that are not finite or jump.
 
-`TimeReport` puts the times in the history, and logs, with advice, what took a large share. The times are
-measured by `dtrain.training_clock`; collecting those of other workers waits for no worker. `LossAlarm` reads
-the logs that Keras gives to callbacks, and requests no others.
+`TimeReport` writes the times to the history, and logs what took a large share: callbacks, checkpoints,
+waiting for data, a slow worker. `training_clock.py` measures them. `LossAlarm` reads the logs that Keras
+gives its callbacks, and requests no others.
 """
 
 from __future__ import annotations

@@ -368,7 +368,7 @@ def reset_metrics(original: Callable[..., Any], self: Any) -> Any:
 
 
 def follow_from_variables(model: Any) -> bool:
-    """Whether all metrics' results depend on their variables only, so that `results` gives them any time."""
+    """Whether all metrics' results depend on their variables only, so `metric_results` works at any time."""
     return all(_is_keras_own(metric, "result") for metric in model.metrics)
 
 

@@ -2,9 +2,9 @@
 
 A strategy of dtrain's has an attribute `dtrain_layout`: a `ReplicaLayout`, or a `ServerLayout` if its weights
 are on parameter servers. A strategy without it is left to Keras and TensorFlow. A strategy also tells the
-engine when it is made and when its scope is entered: models, optimizers and variables that were made outside
-of it are found before they train to wrong results. A dataset may carry its own way to read one worker's part
-of its batches, or to begin at a position. No strategy is implemented here.
+engine when it is made and when its scope is entered; the checks here refuse models, optimizers and variables
+that were made outside of their strategy's scope, before they train to wrong results. A dataset may carry its
+own way to read one worker's part of its batches, or to begin at a position. No strategy is implemented here.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def reduction_groups(strategy: Any, tensors: Sequence[Any]) -> Sequence[Sequence
 
 
 def _distribute() -> Any:
-    """`tf.distribute`, imported when it is needed: processes that only exchange small values do without."""
+    """`tf.distribute`, imported late: processes that only exchange small values need no TensorFlow."""
     import tensorflow as tf
 
     return tf.distribute

@@ -123,9 +123,10 @@ class ParameterServerStrategy(
 
     As long as no process dies, every step is applied exactly once: `optimizer.iterations`, metrics and the
     number of examples are exact with any number of workers. When a worker dies, another worker runs its block
-    of steps again (0.1 s of work, at most 256 steps). The servers may have applied some of these steps
-    already, so `iterations` can be too high by up to one block for each death. Metrics and evaluations count
-    a block only when its results have reached the chief, so they stay exact.
+    of steps again (0.1 s of work times the number of workers, at most 0.4 s and 256 steps). The servers may
+    have applied some of these steps already, so `iterations` can be too high by up to one block for each
+    death. Metrics and evaluations count a block only when its results have reached the chief, so they stay
+    exact.
 
     Args:
         cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; None reads `TF_CONFIG`.

@@ -1,4 +1,4 @@
-"""Examines `tf.data.Dataset`s, and uses tf.data's service, by their private names."""
+"""Private names for data: examines datasets, uses tf.data's service, computes TFRecord files' checksum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads and sets what has a private name in objects of Keras: models, layers, optimizers, data adapters.
+"""Reads and sets private names in objects of Keras: models, layers, optimizers, variables, metrics, adapters.
 
 An adapter is the object that `fit` creates to read its data. What belongs to a call of a layer is in
 `layer_calls.py`. The names that are reached by a path stand in `keras_names.py`.

@@ -97,7 +97,7 @@ class Replaced(Reach):
     """One private name that dtrain replaces for the whole process, in its class or module.
 
     So every model's calls go through the replacement. It calls the original as it is where no strategy or
-    session of dtrain's is concerned; models outside of all scopes are checked too (`scope.check_left_out`).
+    session of dtrain's is concerned; models outside of all scopes are checked too (`check_left_out`).
     """
 
 

@@ -43,10 +43,10 @@ class BlockData:
 
 
 class PassRows:
-    """An iterator over a pass over arrays, of which whole blocks can be read without TensorFlow's iterators.
+    """Iterates over one pass of arrays, and reads whole blocks of it without an iterator of TensorFlow's.
 
     Args:
-        source: the arrays; its `reads_rows` must be true. The pass begins at its `next`.
+        source: the arrays; `source.reads_rows` must be true. The pass begins at `source.next`.
 
     Attributes:
         element_spec: the spec of a batch.
@@ -76,7 +76,9 @@ class PassRows:
             return None
         rows, sizes = self._source.rows(self._number, self._first, count)
         self._first += count
-        leaves = present_leaves(rows)
+        self._batches = None  # it would yield the batches that are read here
+        # A function that was traced for other arrays may give the entries of a dictionary in another order.
+        leaves = present_leaves(tf.nest.pack_sequence_as(spec, tf.nest.flatten(rows)))
         return BlockData(spec, True, np.array([sizes] * len(leaves), np.int32), leaves, count)
 
 
@@ -89,10 +91,12 @@ class BlockReader:
 
     Attributes:
         spec: as given.
+        batch_bytes: the bytes of a batch, as the mean of the newest block; 0 before the first.
     """
 
     def __init__(self, spec: Any) -> None:
         self.spec = spec
+        self.batch_bytes = 0
         self._leaves: list[tf.TensorSpec] = present_leaves(spec)
         self._read = tf.function(self._take, autograph=False)
 

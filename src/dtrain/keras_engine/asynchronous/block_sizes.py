@@ -12,8 +12,8 @@ from dtrain.keras_engine.protocol import ServerLayout
 
 _FAST = 0.01  # seconds
 _MANY = 400
-_BLOCK_SECONDS = 0.1  # the length of a block, for each worker
-_MOST_BLOCK_SECONDS = 0.4
+_BLOCK_SECONDS = 0.1  # seconds of a block, times the number of blocks that run at the same time,
+_MOST_BLOCK_SECONDS = 0.4  # but at most this many
 _MOST_STEPS = 256
 _OVERLAPPED_STEPS = 8  # at least, with overlap: a block's first step and last update overlap with nothing
 _UNROLLED = 4  # steps in one iteration of a small model's loop
@@ -116,8 +116,8 @@ class BlockSizes:
             return self._steps_a_call
         if self._pace.seconds is None:
             return 1
-        # The chief forms all workers' blocks, in some milliseconds each: more workers have longer blocks.
-        length = min(_BLOCK_SECONDS * self._workers, _MOST_BLOCK_SECONDS)
+        # Forming a block takes the chief some milliseconds, so blocks are longer with more workers.
+        length = min(_BLOCK_SECONDS * self.active, _MOST_BLOCK_SECONDS)
         steps = int(length / max(self._pace.seconds, 1e-6))
         if self._program.setting.overlaps:
             steps = max(steps, _OVERLAPPED_STEPS)

@@ -92,12 +92,12 @@ class EpochBatches:
 class _EpochData:
     """A dataset whose iterators hold a reference to the epoch iterator that they belong to.
 
-    Making an iterator of TensorFlow's takes as long as dozens of small steps, so arrays do without.
+    Making an iterator of TensorFlow's takes as long as dozens of small steps, so arrays are read without one.
 
     Args:
         dataset: the batches.
         epochs: the epoch iterator.
-        arrays: the source whose rows are read instead; None reads the dataset.
+        arrays: the source whose rows are read instead; None to read the dataset.
     """
 
     def __init__(self, dataset: tf.data.Dataset, epochs: Any, arrays: ArraySource | None) -> None:

@@ -44,7 +44,6 @@ class BlockSession:
         self._left = total
         self._sizes = BlockSizes(program, layout, pace, steps_a_call)
         self._buffer = BlockBuffer()
-        self._batch_bytes = 0
         self._pending = 0  # micro-batches accumulated on the servers since the last update
         self._round = 0
         self._begun = False
@@ -81,12 +80,12 @@ class BlockSession:
         steps = self._sizes.steps(self._left, self._pending)
         if self._left is not None:
             steps = min(steps, self._left)
-        if self._batch_bytes:
-            steps = min(steps, _MOST_BYTES // self._batch_bytes)
+        if reader.batch_bytes:
+            steps = min(steps, _MOST_BYTES // reader.batch_bytes)
         data = reader.read(iterator, max(1, steps))
         if data is None:
             return 0
-        self._batch_bytes = sum(map(bytes_of, data.values)) // data.count
+        reader.batch_bytes = sum(map(bytes_of, data.values)) // data.count
         if self._left is not None:
             self._left -= data.count
         self.examples = data.rows

@@ -96,7 +96,7 @@ class ArraySource:
 
     def _take_order(self, seed: tuple[int, int], fixed: bool) -> None:
         self._seed, self._fixed = seed, fixed
-        self._kept_rows: ArrayRows | None = None  # what `rows` reads from
+        self._array_rows: ArrayRows | None = None  # what `rows` reads from; None until the first read
         self._order = ArrayOrder(self._rows, self.batch, self._shuffle, seed if fixed else ())
         self.set_next(0, 0)
         self.dataset = self._made("whole", ahead=self._ahead())
@@ -176,7 +176,7 @@ class ArraySource:
 
     @property
     def reads_rows(self) -> bool:
-        """Whether `rows` can read batches: not of sparse arrays, nor if each batch is shuffled by itself."""
+        """Whether `rows` can read batches: of dense arrays, unless each batch is shuffled by itself."""
         return self._dense and not self._order.one_by_one
 
     def rows(self, number: int, first: int, count: int) -> tuple[Any, list[int]]:
@@ -191,11 +191,11 @@ class ArraySource:
             A nest of tensors of shape (rows of all batches, ...), and the rows of each batch.
         """
         low, high = first * self.batch, min((first + count) * self.batch, self._rows)
-        if self._kept_rows is None:
-            self._kept_rows = self._rows_to_read()
+        if self._array_rows is None:
+            self._array_rows = self._rows_to_read()
         read = rows_between(self._reader(BatchParts(), 1))
         with tf.device("CPU:0"):
-            found = read(self._kept_rows, *(tf.constant(each, tf.int64) for each in (number, low, high)))
+            found = read(self._array_rows, *(tf.constant(each, tf.int64) for each in (number, low, high)))
         return found, [min(self.batch, high - start) for start in range(low, high, self.batch)]
 
     def _rows_to_read(self) -> ArrayRows:

@@ -1,4 +1,4 @@
-"""The sources of a `fit` over a `tf.data.Dataset`: one for a `Pipeline` of dtrain's, one for any other."""
+"""Sources that read a dataset: a pipeline's can begin at any batch, any other only at the first one."""
 
 from __future__ import annotations
 

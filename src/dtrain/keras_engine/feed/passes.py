@@ -318,14 +318,14 @@ class ArrayRows(NamedTuple):
 
 @dataclass(frozen=True)
 class RowReader:
-    """Reads this process' parts of several equal batches of arrays, in the graph of the steps.
+    """Reads rows of arrays: this process' parts of several equal batches, or all rows between two positions.
 
     Attributes:
         order: the order of the rows; its number of rows and its seed are not read.
-        parts: which parts of each batch are read.
-        at_once: the most batches to read.
-        even: whether the last batch of a pass is full. If not, it is read alone.
-        flat: whether a tensor of the rows of all batches is read.
+        parts: which parts of each batch `read` takes.
+        at_once: the most batches that `read` takes.
+        even: whether the last batch of a pass is full. If not, `read` takes it alone.
+        flat: whether `read` gives one tensor of the rows of all batches.
     """
 
     order: ArrayOrder
@@ -368,7 +368,7 @@ class RowReader:
         return (tuple(parts), tf.fill(tf.expand_dims(count, 0), tf.cast(size, tf.int32))), following
 
     def between(self, data: ArrayRows, number: Any, low: Any, high: Any) -> Any:
-        """The rows between two positions of a pass, a nest of tensors of shape (high - low, ...)."""
+        """The rows of a pass from `low` to before `high`, a nest of tensors of shape (high - low, ...)."""
         order, places = replace(self.order, rows=data.rows), tf.range(low, high)
         rows = order.rows_at(places, tf.zeros([], tf.int64), number, data.begun)
         return upstream_keras.some_rows(data.values, rows)

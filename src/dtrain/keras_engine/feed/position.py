@@ -1,6 +1,6 @@
 """The position of a `fit` in its data, and its form in a checkpoint.
 
-How a source opens a position is not decided here, but in `sources.py`, `arrays.py` and `py_datasets.py`.
+How a source opens a position is not decided here, but in `datasets.py`, `arrays.py` and `py_datasets.py`.
 """
 
 from __future__ import annotations
