@@ -173,6 +173,10 @@ def sizes_of_an_epoch(step_seconds: float, steps: int, workers: int) -> list[int
 def test_the_last_blocks_of_several_workers_are_small_but_unrolled() -> None:
     of_fast = sizes_of_an_epoch(0.001, 600, workers=4)
     assert of_fast[:2] == [75, 66]
-    assert min(of_fast[:-1]) == 16  # a smaller block's loop is not unrolled
+    for steps in (240, 600, 601, 17, 31, 32):
+        blocks = sizes_of_an_epoch(0.001, steps, workers=4)
+        assert sum(blocks) == steps
+        assert min(blocks) >= 16  # a smaller block's loop is not unrolled
+        assert blocks[-1] < 32
     assert sizes_of_an_epoch(0.001, 600, workers=1)[:2] == [100, 100]
     assert sizes_of_an_epoch(0.03, 40, workers=4)[-8:] == [1] * 8  # slow steps, which are not unrolled

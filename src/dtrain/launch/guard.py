@@ -77,6 +77,21 @@ def kill_marked(mark: str, *, patience: float = 2.0) -> int:
     return len(killed)
 
 
+def remove_folder(folder: str, *, patience: float) -> None:
+    """Delete a folder with all in it, again if a process that is about to end has just written into it.
+
+    Args:
+        folder: its path.
+        patience: seconds after which it is left as it is.
+    """
+    deadline = time.monotonic() + patience
+    while os.path.lexists(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.01)
+
+
 def remove_shared_memory(since: float, *, patience: float = 0.0) -> None:
     """Delete the shared-memory files that killed MPI ranks leave behind.
 
@@ -118,7 +133,7 @@ def main() -> None:
         found = json.loads(job)
         kill_marked(found["mark"], patience=10.0)
         for folder in found["folders"]:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_folder(folder, patience=5.0)
         remove_shared_memory(began, patience=10.0)
 
 

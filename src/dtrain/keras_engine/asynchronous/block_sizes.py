@@ -123,9 +123,10 @@ class BlockSizes:
             steps = max(steps, _OVERLAPPED_STEPS)
         if left is not None and self._workers > 1:
             # Small last blocks let the workers end at about the same time. Blocks of fast steps that are too
-            # small to be unrolled would cost more than they save.
+            # small to be unrolled would cost more than they save, the last one too.
             least = _LEAST_UNROLLED if self._pace.fast else 1
             steps = min(steps, max(-(-left // (2 * self._workers)), least))
+            steps = left if left - steps < least else steps
         if self.active > 1 and self._bound is not None:
             steps = min(steps, self._bound // (self.active - 1))
         return min(max(steps, 1), _MOST_STEPS)
