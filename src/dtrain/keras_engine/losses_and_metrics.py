@@ -211,7 +211,7 @@ def _gives_scalar(loss: Any, y_true: Any, y_pred: Any) -> bool:
 def _part_of_sum(
     original: Callable[..., Any],
     values: Any,
-    weights: Any,
+    sample_weight: Any,
     mask: Any,
     reduction: str | None,
     dtype: Any,
@@ -221,12 +221,12 @@ def _part_of_sum(
     Keras' own value is returned for a reduction that is no mean, and where replicas cannot communicate.
     """
     if reduction not in _MEANS or values.shape.rank == 0 or not upstream_tf.merge_possible():
-        return original(values, weights, mask, reduction, dtype)
-    total = _total(original, values, weights, mask, dtype)
+        return original(values, sample_weight, mask, reduction, dtype)
+    total = _total(original, values, sample_weight, mask, dtype)
     try:
-        divisor = _divisor(values, weights, mask, reduction)
+        divisor = _divisor(values, sample_weight, mask, reduction)
     except CompilationError:
-        return original(values, weights, mask, reduction, dtype)
+        return original(values, sample_weight, mask, reduction, dtype)
     return tf.math.divide_no_nan(total, tf.cast(divisor, total.dtype))
 
 

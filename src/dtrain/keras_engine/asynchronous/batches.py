@@ -110,10 +110,14 @@ class BlockReader:
         """Reads the next batches, at most `most`; returns None at the end of the data."""
         with events.part("input"):
             if isinstance(iterator, PassRows):
-                return iterator.read(self.spec, most)
-            sizes, values = self._read(iterator, tf.constant(most))
-            count = int(sizes.shape[0])
-        return BlockData(self.spec, True, sizes.numpy().T, values, count) if count else None
+                data = iterator.read(self.spec, most)
+            else:
+                sizes, values = self._read(iterator, tf.constant(most))
+                count = int(sizes.shape[0])
+                data = BlockData(self.spec, True, sizes.numpy().T, values, count) if count else None
+        if data is not None:
+            self.batch_bytes = sum(map(bytes_of, data.values)) // data.count
+        return data
 
     def _take(self, iterator: Any, most: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
         arrays = [

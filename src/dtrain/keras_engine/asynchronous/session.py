@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtrain.keras_engine.asynchronous.batches import BlockBuffer, BlockData, BlockReader, as_batch, bytes_of
+from dtrain.keras_engine.asynchronous.batches import BlockBuffer, BlockData, BlockReader, as_batch
 from dtrain.keras_engine.asynchronous.block_sizes import BlockSizes, Pace
 from dtrain.keras_engine.asynchronous.program import BlockProgram
 from dtrain.keras_engine.asynchronous.runner import BlockRunner
@@ -85,7 +85,6 @@ class BlockSession:
         data = reader.read(iterator, max(1, steps))
         if data is None:
             return 0
-        reader.batch_bytes = sum(map(bytes_of, data.values)) // data.count
         if self._left is not None:
             self._left -= data.count
         self.examples = data.rows
