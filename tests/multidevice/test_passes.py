@@ -41,8 +41,8 @@ def _installed() -> None:
     hook.install()
 
 
-def made(rows: int, shuffle: Any) -> ArraySource:
-    x = np.arange(2.0 * rows, dtype=np.float32).reshape(rows, 2)
+def made(rows: int, shuffle: Any, width: int = 2) -> ArraySource:
+    x = np.arange(width * rows, dtype=np.float32).reshape(rows, width)
     adapter = ARRAYS.resolve()({"both": x, "first": x[:, :1]}, x[:, 0], batch_size=4, shuffle=shuffle)
     return ArraySource(adapter, None)
 
@@ -144,6 +144,26 @@ def test_the_rows_of_blocks_are_in_the_order_of_the_given_arrays() -> None:
         assert block is not None
         found = [float(leaf[0, 0]) for leaf in block.values]
         assert found == [float(leaf[0, 0]) for leaf in present_leaves(next(iter(source.dataset)))], names
+
+
+@pytest.mark.parametrize(
+    ("width", "at_once"), [(2, 31_250), (24_000, 5), (60_000, 2), (120_000, 1), (250_000, 0)]
+)
+def test_rows_that_are_read_ahead_are_those_of_their_blocks(width: int, at_once: int) -> None:
+    """Blocks within what was read ahead, across its end, and larger than it."""
+    source = made(53, True, width)
+    assert source.at_once == at_once
+    wanted = read(source.dataset, source, (2, 0))
+    source.set_next(2, 0)
+    reader, blocks = BlockReader(source.dataset.element_spec), PassRows(source)
+    for most in (1, 2, 1, 4, 1, 3, 100):
+        block = reader.read(blocks, most)
+        assert block is not None
+        batches, wanted = wanted[: block.count], wanted[block.count :]
+        for place, leaf in enumerate(block.values):
+            assert np.array_equal(leaf, np.concatenate([batch[place] for batch in batches]))
+    assert not wanted
+    assert reader.read(blocks, 1) is None
 
 
 def test_rows_of_blocks_are_not_read_where_each_batch_is_drawn_alone() -> None:

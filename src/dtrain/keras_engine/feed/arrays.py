@@ -179,7 +179,19 @@ class ArraySource:
         """Whether `rows` can read batches: of dense arrays, unless each batch is shuffled by itself."""
         return self._dense and not self._order.one_by_one
 
-    def rows(self, number: int, first: int, count: int) -> tuple[Any, list[int]]:
+    @property
+    def at_once(self) -> int:
+        """How many batches are small enough to be read together; 0 if one is too large, or has strings."""
+        if any(leaf.dtype == tf.string for leaf in self._leaves):
+            return 0  # the bytes of strings are not known
+        return int(_SMALL_BYTES // max(1, self._bytes_of_batch()))
+
+    def sizes(self, first: int, count: int) -> list[int]:
+        """The rows of each of `count` consecutive batches of a pass, from the batch `first` on."""
+        low, high = first * self.batch, min((first + count) * self.batch, self._rows)
+        return [min(self.batch, high - start) for start in range(low, high, self.batch)]
+
+    def rows(self, number: int, first: int, count: int) -> Any:
         """Reads consecutive batches of a pass at once, without an iterator of TensorFlow's.
 
         Args:
@@ -188,15 +200,15 @@ class ArraySource:
             count: how many batches; all must be in the pass.
 
         Returns:
-            A nest of tensors of shape (rows of all batches, ...), and the rows of each batch.
+            A nest of tensors of shape (rows of all batches, ...).
         """
-        low, high = first * self.batch, min((first + count) * self.batch, self._rows)
+        low = first * self.batch
+        high = low + sum(self.sizes(first, count))
         if self._array_rows is None:
             self._array_rows = self._rows_to_read()
         read = rows_between(self._reader(BatchParts(), 1))
         with tf.device("CPU:0"):
-            found = read(self._array_rows, *(tf.constant(each, tf.int64) for each in (number, low, high)))
-        return found, [min(self.batch, high - start) for start in range(low, high, self.batch)]
+            return read(self._array_rows, *(tf.constant(each, tf.int64) for each in (number, low, high)))
 
     def _rows_to_read(self) -> ArrayRows:
         """What a `RowReader` reads from."""
