@@ -14,6 +14,8 @@ import dtrain
 from dtrain import task_hooks
 from dtrain.errors import PeerMissingError
 
+SOURCE = str(Path(dtrain.__file__).parents[1])
+
 
 class UnavailableError(Exception):
     pass
@@ -65,7 +67,7 @@ print(json.dumps([task_hooks.imports(), task_hooks.has_reported(), task_hooks.im
 def test_what_the_libraries_of_a_task_found(tmp_path: Path) -> None:
     for name in ("tensorflow", "yaml"):
         (tmp_path / f"{name}.py").touch()
-    env = {**os.environ, "KERAS_OLD": "x", "PYTHONPATH": str(Path(dtrain.__file__).parents[1])}
+    env = {**os.environ, "KERAS_OLD": "x", "PYTHONPATH": SOURCE}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)], env=env, capture_output=True, text=True, check=True
     )
@@ -74,6 +76,72 @@ def test_what_the_libraries_of_a_task_found(tmp_path: Path) -> None:
     assert first["later"] == {"XLA_AFTER": "2"}
     assert "yaml" in first["modules"] and "tensorflow" not in first["modules"]
     assert reported and second is None
+
+
+COLLECTIONS = """
+import gc, json, sys
+from dtrain import task_hooks
+if sys.argv[1] == "task":
+    task_hooks.begin(print, spare=False)
+if sys.argv[2] == "disabled":
+    gc.disable()
+gc.set_threshold(700)  # Python's own; that of the other tests' processes is larger
+seen = []
+gc.callbacks.append(lambda phase, info: seen.append(phase))
+import keras
+during = len(seen)
+import tensorflow
+loaders = [module.__spec__.loader for module in (keras, tensorflow)]
+print(json.dumps([during, gc.isenabled(), [vars(loader).keys() <= {"name", "path"} for loader in loaders]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("process", "collector", "collects", "enabled"),
+    [
+        ("plain", "enabled", True, True),
+        ("task", "enabled", False, True),
+        ("task", "disabled", False, False),
+    ],
+)
+def test_a_task_imports_tensorflow_without_garbage_collection(
+    process: str, collector: str, collects: bool, enabled: bool
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTIONS, process, collector],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    during, is_enabled, unchanged = json.loads(done.stdout)
+    assert during > 100 if collects else during < 10
+    assert is_enabled == enabled
+    assert unchanged == [True, True]
+
+
+def test_an_import_that_fails_leaves_the_collector_on(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").write_text(
+        "import gc\nassert not gc.isenabled()\nraise ImportError('broken')\n"
+    )
+    program = """
+import gc, sys
+from dtrain import task_hooks
+task_hooks.begin(print, spare=False)
+sys.path.insert(0, sys.argv[1])
+try:
+    import tensorflow
+except ImportError as error:
+    print(error, gc.isenabled())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": SOURCE},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "broken True\n"
 
 
 def test_a_process_that_no_launcher_began_tells_nothing() -> None:

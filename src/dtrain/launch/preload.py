@@ -65,9 +65,10 @@ def _import_all(found: Mapping[str, Any]) -> dict[str, str]:
     _change(found["variables"])
     try:
         imported = task_hooks.library_variables()
-        for name in itertools.chain(_MODULES, found["modules"], _inside(_PACKAGES)):
-            with contextlib.suppress(Exception):  # if the program needs the module, its own import will raise
-                importlib.import_module(name)
+        with task_hooks.without_collection():
+            for name in itertools.chain(_MODULES, found["modules"], _inside(_PACKAGES)):
+                with contextlib.suppress(Exception):  # if the program needs it, its own import will raise
+                    importlib.import_module(name)
     finally:
         random.setstate(numbers)
         _change({name: own.get(name) for name in found["variables"]})
