@@ -169,6 +169,33 @@ def test_an_interrupted_fit_ends_as_one_that_was_left_alone(
         same(*Runs(tmp_path / "without", lambda: build(made, **settings), data).train(), whole, expected)
 
 
+class Seen(keras.callbacks.Callback):  # type: ignore[misc]
+    """Its state has a set, and the same tuple in several places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shape = (60, 6)
+        self.state: dict[str, Any] = {"batches": set(), "shapes": [self.shape, self.shape]}
+
+    def get_state(self) -> dict[str, Any]:
+        return self.state
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.state["batches"].add((int(self.model.optimizer.iterations), self.shape))
+
+
+def test_sets_and_shared_tuples_of_a_callback_are_restored(tmp_path: Path) -> None:
+    runs = Runs(tmp_path / "parts", lambda: build(None), arrays)
+    runs.interrupted(5, save_freq=1, more=[Seen()])
+    seen = Seen()
+    runs.train(save_freq=1, more=[seen])
+    shape = (60, 6)
+    assert seen.state == {"batches": {(step, shape) for step in range(1, 25)}, "shapes": [shape, shape]}
+
+
 def test_saving_by_epochs_and_by_seconds(tmp_path: Path) -> None:
     make = lambda: build(None)  # noqa: E731
     whole, expected = Runs(tmp_path / "alone", make, arrays).train()

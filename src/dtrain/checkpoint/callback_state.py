@@ -7,7 +7,6 @@ state is every attribute that holds plain data and has changed since `fit` began
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from dtrain.data.unpickling import load_arrays
+from dtrain.data.unpickling import dump_arrays, load_arrays
 from dtrain.errors import ConfigurationError
 from dtrain.log import logger
 
@@ -100,9 +99,10 @@ class CallbackStates:
 
 def is_plain(value: Any) -> bool:
     """Whether a value is plain data: numbers, text, bytes, None, arrays, or built-in containers of them."""
-    if isinstance(value, np.ndarray | np.generic):
+    # Only of these types themselves: an object of a subclass, as an enumeration, is pickled with its class.
+    if type(value) is np.ndarray or isinstance(value, np.generic):
         return value.dtype.kind in "biufSU"
-    if isinstance(value, _PLAIN):
+    if type(value) in _PLAIN:
         return True
     if type(value) is dict:
         return all(is_plain(key) and is_plain(item) for key, item in value.items())
@@ -112,7 +112,7 @@ def is_plain(value: Any) -> bool:
 def _attributes(callback: Any) -> dict[str, bytes]:
     """The attributes of a callback that hold plain data, pickled, so that they can be compared."""
     return {
-        name: pickle.dumps(value)
+        name: dump_arrays(value)
         for name, value in vars(callback).items()
         if name not in _SKIPPED and is_plain(value)
     }

@@ -5,7 +5,6 @@ Writing files is the store's task.
 
 from __future__ import annotations
 
-import pickle
 import random
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from dtrain.checkpoint.group import Group
 from dtrain.checkpoint.stored import StoredCheckpoint, committed, read_share
 from dtrain.checkpoint.variables import Entry, TrainingVariables
 from dtrain.cluster import settings
-from dtrain.data.unpickling import load_arrays
+from dtrain.data.unpickling import dump_arrays, load_arrays
 from dtrain.errors import CheckpointError
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -90,7 +89,7 @@ def content(
     """
     noted = {**worker, "random": random.getstate(), "numpy": np.random.get_state()}
     tensors = variables.capture(group.mine, len(group.members))
-    tensors[f"worker/{layout.worker}"] = tf.constant(pickle.dumps(noted))
+    tensors[f"worker/{layout.worker}"] = tf.constant(dump_arrays(noted))
     notes = {
         "workers": layout.workers,
         "replicas": layout.replicas,

@@ -1,4 +1,4 @@
-"""Loads pickles of NumPy arrays, lists and text safely, and no other pickles.
+"""Loads pickles of NumPy arrays, containers and text safely, and no other pickles; and writes such pickles.
 
 A pickle can call any function of the process that loads it. Here it can call only functions that build
 arrays.
@@ -30,26 +30,42 @@ def load_arrays(raw: bytes) -> Any:
     return _ArrayUnpickler(io.BytesIO(raw), encoding="bytes").load()
 
 
+def dump_arrays(value: Any) -> bytes:
+    """Pickle arrays, numbers, text and containers of them, as `load_arrays` loads them.
+
+    An object that occurs several times is written each time: `load_arrays` refuses references to tuples.
+
+    Raises:
+        ValueError: a container contains itself.
+    """
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file)
+    pickler.fast = True  # without references
+    pickler.dump(value)
+    return file.getvalue()
+
+
 def _check_growth(raw: bytes) -> None:
     """Refuse a pickle that grows when it is loaded: a few bytes could otherwise ask for gigabytes.
 
     Two kinds are refused. Python allocates its memo up to the highest number that an object is given. And to
-    hash a tuple of tuples, Python visits every occurrence of a shared tuple, which can be exponentially many.
+    hash a tuple of tuples, or to compare frozen sets of frozen sets, Python visits every occurrence of a
+    shared one, which can be exponentially many.
     """
     seen, last = 0, ""
-    tuples: set[int] = set()
+    hashed: set[int] = set()
     for name, argument in _instructions(raw):
         if name in _STORES:
             number = seen if name == "MEMOIZE" else argument
             if not (isinstance(number, int) and 0 <= number <= seen + _SKIPPED):
                 raise pickle.UnpicklingError(f"it numbers its object {seen} out of range")
-            if last.startswith("TUPLE"):
-                tuples.add(number)
+            if last.startswith("TUPLE") or last == "FROZENSET":
+                hashed.add(number)
             else:
-                tuples.discard(number)
+                hashed.discard(number)
             seen += 1
-        elif name in ("GET", "BINGET", "LONG_BINGET") and argument in tuples:
-            raise pickle.UnpicklingError("it uses one tuple several times")
+        elif name in ("GET", "BINGET", "LONG_BINGET") and argument in hashed:
+            raise pickle.UnpicklingError("it uses one tuple or frozen set several times")
         elif name in _REFUSED:
             raise pickle.UnpicklingError(f"it has the instruction {name}, which no array needs")
         last = name
@@ -66,7 +82,7 @@ def _instructions(raw: bytes) -> Iterator[tuple[str, Any]]:
 
 _STORES = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE")
 _SKIPPED = 1 << 16  # the most memo numbers that a pickle may skip; pickles of Python 2 skip some
-_REFUSED = ("DUP", "FROZENSET", "ADDITEMS", "EMPTY_SET", "INST", "OBJ", "PERSID", "BINPERSID")
+_REFUSED = ("DUP", "INST", "OBJ", "PERSID", "BINPERSID")
 
 
 def _encode_latin1(text: str, encoding: str) -> bytes:

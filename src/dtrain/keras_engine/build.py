@@ -54,8 +54,10 @@ def symbolic_build(
     strategy = self.distribute_strategy
     if not is_managed(strategy):
         return original(self, iterator, data_batch)
-    spec = _global_spec(iterator.element_spec) if iterator is not None else batch_spec(data_batch)
-    build(self, spec)
+    if iterator is not None:
+        build(self, _global_spec(iterator.element_spec))
+    else:  # a call for one batch, in which a spec of the batch would cost as much as a small step
+        build(self, None if layer_calls.is_built(self) else batch_spec(data_batch))
     return None
 
 
@@ -64,13 +66,15 @@ def build(model: Any, spec: Any) -> None:
 
     Args:
         model: a compiled model.
-        spec: a nest of `tf.TypeSpec`s, with the batch dimension.
+        spec: a nest of `tf.TypeSpec`s, with the batch dimension; None if all variables are there already.
     """
     if upstream_keras.strategy_of(model) is not None:
         check_model(model)
     with model.distribute_strategy.scope():
         # Created outside of a replica: random layers without a seed look this generator up inside one.
         upstream_keras.seed_generator_global()
+        if spec is None:
+            return
         own = not step_is_stock(model, "train_step")
         try:
             with layer_calls.built_or_untouched(model) if own else contextlib.nullcontext():

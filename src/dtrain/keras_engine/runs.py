@@ -31,6 +31,7 @@ class RunResult(NamedTuple):
         waiting: seconds in which the steps waited for other workers; None if not measured.
         reading: seconds spent on reading the batches.
         examples: the examples in the batches, over all workers; None if batches have no leading dimension.
+        has_results: whether the outputs are the metrics' results after the last step.
     """
 
     steps: int
@@ -38,6 +39,7 @@ class RunResult(NamedTuple):
     waiting: float | None
     reading: float
     examples: int | None
+    has_results: bool = False
 
 
 class Run:

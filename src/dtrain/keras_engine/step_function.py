@@ -81,14 +81,14 @@ class StepFunction:
         planned = isinstance(iterator, Call)
         call = iterator if planned else Call(iterator, self._model.steps_per_execution)
         iterator = call.iterator
-        outputs, call.ran = None, 0
+        ran, call.ran = _NO_STEPS, 0
         self._communicated(), self._waited()  # both clocks count from here on
         usual, traced, begun = self._began, self._traced, time.perf_counter()
         while call.ran < call.steps:
-            ran = self._next_steps(iterator, call.steps - call.ran, exact=planned)
-            if not ran.steps:
+            now = self._next_steps(iterator, call.steps - call.ran, exact=planned)
+            if not now.steps:
                 break
-            outputs = ran.outputs
+            ran = now
             call.ran += ran.steps
         if not call.ran:
             self._count_failed_call(iterator)
@@ -96,9 +96,14 @@ class StepFunction:
             raise StopIteration
         usual = usual and self._traced == traced
         call.seconds = time.perf_counter() - begun if usual else None
-        outputs = self._results() if self._program.stock else outputs
+        outputs = self._results() if self._program.stock and not ran.has_results else ran.outputs
         events.emit(events.CallEnds(self._training, usual, self._communicated() or 0.0))
         return outputs
+
+    @property
+    def _at_once(self) -> bool:
+        """Whether a step outside of a loop, on a batch of any shape, computes the metrics' results too."""
+        return self._program.stock and self._layout.workers == 1 and not self._model.run_eagerly
 
     @property
     def _traced(self) -> int:
@@ -169,7 +174,10 @@ class StepFunction:
         def run(phase: str | None, rounds: int) -> RunResult:
             outputs, waited = self._function(specs, phase)(parts, total)
             waiting = None if waited is None else float(waited)
-            return RunResult(rounds, outputs, waiting, 0.0, self._count(parts, total))
+            count = self._count(parts, total)
+            return RunResult(
+                rounds, outputs, waiting, 0.0, count, has_results=specs is None and self._at_once
+            )
 
         return self._in_phase(1, run, grouped=False)
 
@@ -331,9 +339,15 @@ class StepFunction:
         if specs is not None:
             traced: Callable[..., Any] = self._traced_step(specs, phase)
             return traced
+
+        def run_with_results(parts: Any, total: Any) -> Any:
+            # One function instead of two: calling a function takes as long as a small model's step.
+            outputs, waited = run(parts, total)
+            return self._program.results() if self._at_once else outputs, waited
+
         key = f"anything {phase}"
         if key not in self._functions:
-            self._functions[key] = tf.function(run, autograph=False, reduce_retracing=True)
+            self._functions[key] = tf.function(run_with_results, autograph=False, reduce_retracing=True)
         return self._functions[key]
 
     def _count_failed_call(self, iterator: Any) -> None:

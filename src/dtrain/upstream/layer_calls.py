@@ -25,6 +25,12 @@ def made_by(tensor: Any) -> tuple[Any, list[Any]]:
     return history.operation, list(node.input_tensors)
 
 
+def is_built(model: Any) -> bool:
+    """Whether all layers, metrics, losses and the optimizer are built: `symbolic_build` would do nothing."""
+    parts = model._compile_metrics, model._compile_loss, model.optimizer
+    return all(each.built for each in (*layers_of(model), *parts) if each is not None)
+
+
 @contextlib.contextmanager
 def built_or_untouched(model: Any) -> Iterator[None]:
     """If the code inside the context fails, marks layers as not built whose inner layers were not built.
