@@ -103,11 +103,15 @@ class BackupSession:
     def callbacks(self, callbacks: list[Any]) -> list[Any]:
         """The user's callbacks, between one that restores before them and one that saves after them."""
         self._callbacks = CallbackStates(callbacks)
-        return [
-            _First(self._begin, self._epoch_begins),
-            *callbacks,
-            _Last(self._callbacks_begun, self._epoch_ended),
-        ]
+        first = keras.callbacks.LambdaCallback(
+            on_train_begin=lambda logs: self._begin(),
+            on_epoch_begin=lambda epoch, logs: self._epoch_begins(epoch),
+        )
+        last = keras.callbacks.LambdaCallback(
+            on_train_begin=lambda logs: self._callbacks_begun(),
+            on_epoch_end=lambda epoch, logs: self._epoch_ended(epoch, dict(logs or {})),
+        )
+        return [first, *callbacks, last]
 
     def attach(self, iterator: Any) -> None:
         """Takes the epoch iterator that `fit` trains on."""
@@ -338,39 +342,3 @@ class BackupSession:
         )
         logger.warning("%s", line)
         events.emit(events.Alarm("slow_checkpoint", written.seconds, line, {"step": self._total}))
-
-
-class _First(keras.callbacks.Callback):  # type: ignore[misc]
-    """Restores before any other callback is called."""
-
-    def __init__(self, begin: Callable[[], None], epoch_begins: Callable[[int], None]) -> None:
-        super().__init__()
-        self._begin = begin
-        self._epoch_begins = epoch_begins
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Finds the checkpoint to resume from, if any."""
-        self._begin()
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Restores the states of the other callbacks, if it is time."""
-        self._epoch_begins(epoch)
-
-
-class _Last(keras.callbacks.Callback):  # type: ignore[misc]
-    """Saves after all other callbacks have handled the end of the epoch."""
-
-    def __init__(
-        self, all_begun: Callable[[], None], epoch_ended: Callable[[int, dict[str, Any]], None]
-    ) -> None:
-        super().__init__()
-        self._all_begun = all_begun
-        self._epoch_ended = epoch_ended
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Reports that `on_train_begin` of all other callbacks was called."""
-        self._all_begun()
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Saves if a checkpoint is due at the end of this epoch."""
-        self._epoch_ended(epoch, dict(logs or {}))
