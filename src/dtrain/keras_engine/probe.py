@@ -19,17 +19,22 @@ import tensorflow as tf
 
 from dtrain.errors import StepError
 from dtrain.keras_engine.context import TrialResults, current_step
-from dtrain.keras_engine.loss_trial import find_coupling
-from dtrain.keras_engine.losses_and_metrics import is_own_loss, watch_own_call
+from dtrain.keras_engine.halves import apart
+from dtrain.keras_engine.loss_trial import coupled_losses
+from dtrain.keras_engine.losses_and_metrics import watch_own_call
 from dtrain.keras_engine.peer_exchange import exchange, sendable
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.rows import batch_rows
 from dtrain.keras_engine.trial import Trial, TrialStep, some_rows_of, twice
-from dtrain.keras_engine.written_state import state_problems
+from dtrain.keras_engine.written_state import Flow, state_problems
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
 ROWS = 8  # the most examples that a trial takes
+_HINT = (
+    "Hint: make every part of the loss a mean over the examples, or compute it from the rows of all "
+    "replicas, tf.distribute.get_replica_context().all_gather(x, axis=0)."
+)
 _NEAR = 0.2  # how far the gradients' ratio may be from an expected factor (random layers change it)
 
 
@@ -211,8 +216,16 @@ class StepTrial:
         alone = here
         if self._trial.asked:  # the step may have scaled a loss by the number of replicas
             alone, _ = Trial(self._run, step.part, step.model.distribute_strategy, replicas=1).run(once)
-        points = zip(traced.names, alone, here, doubled, strict=True)
-        return [_kind(*each, rows=step.rows, layout=step.layout) for each in points]
+        flow = Flow(self._trial, traced)
+        differences = apart(self._trial, flow, traced.taken, once, here, model=step.model, rows=step.rows)
+        # What follows from whole gradients, such as their norm, is the same on all replicas already.
+        leaves = [tf.nest.flatten(values, expand_composites=True) for values in traced.taken]
+        same = [not self._trial.asked and flow.same_on_all(each) for each in leaves]
+        points = zip(traced.names, alone, here, doubled, differences, strict=True)
+        return [
+            LossKind() if is_same else _kind(*each, rows=step.rows, layout=step.layout)
+            for is_same, each in zip(same, points, strict=True)
+        ]
 
     def check_state(self) -> None:
         """Checks the variables that the step writes; warns of one whose mean over replicas is approximate.
@@ -262,64 +275,44 @@ def summed_losses(model: Any, part: Any, layout: ReplicaLayout, rows: int) -> fr
     x, _, _ = keras.utils.unpack_x_y_sample_weight(part)
     once = some_rows_of(x, 0, rows)
 
-    def added(x: Any) -> list[Any]:
+    last: list[Any] = []
+
+    def added(x: Any) -> list[list[Any]]:
         trial = TrialStep(layout, size=batch_rows(x), total=rows, training=True)
         with current_step.set(trial):
             model(x, training=True) if upstream_keras.takes_training(model) else model(x)
-        return [tf.reduce_sum(loss) for loss in model.losses]
+        found = [[tf.reduce_sum(loss)] for loss in model.losses]
+        last[:] = trial, found
+        return found
 
     try:
         trial = Trial(added, once, model.distribute_strategy)
         before, _ = trial.run(once)
-        after, _ = trial.run(twice(once)) if before else ([], None)
+        if not before:
+            return frozenset()
+        after, _ = trial.run(twice(once))
+        step, tensors = last
+        differences = apart(trial, Flow(trial, step), tensors, once, before, model=model, rows=rows)
     except Exception as error:
         logger.debug("the model's own losses cannot be tried out: %s", error, exc_info=True)
         return frozenset()
-    pairs = enumerate(zip(map(float, before), map(float, after), strict=True))
-    return frozenset(i for i, (a, b) in pairs if a != 0 and abs(b / a - 2) < abs(b / a - 1))
+    sums = [
+        float(a) != 0 and abs(b / a - 2) < abs(b / a - 1) for (a,), (b,) in zip(before, after, strict=True)
+    ]
+    doubtful = [i for i, each in enumerate(sums) if ("sum" if each else "mean") in differences[i]]
+    if doubtful:
+        warnings.warn(
+            f"Of the losses that layers add, model.losses[{doubtful[0]}] is neither a mean nor a sum over "
+            "the batch (its halves do not give the same): replicas are combined as for the nearer of both, "
+            f"and the numbers may differ from one device's. {_HINT}",
+            stacklevel=2,
+        )
+    return frozenset(i for i, each in enumerate(sums) if each)
 
 
-def coupled_losses(model: Any, part: Any, layout: ReplicaLayout, rows: int) -> list[bool]:
-    """Whether each compiled loss couples examples: computes an example's loss from other examples too.
-
-    A user's own loss that cannot be tried counts as coupled, which is slower but always correct.
-
-    Args:
-        model: a compiled and built model; it is called, and its state is restored.
-        part: a batch of one replica.
-        layout: the layout of the model's strategy.
-        rows: the number of examples to try with; with fewer than two, no loss is tried.
-    """
-    losses = upstream_keras.compiled_losses(model)
-    own = [is_own_loss(loss) for _, loss in losses]
-    x, y_true, _ = keras.utils.unpack_x_y_sample_weight(part)
-    if rows < 2 or y_true is None or not any(own):
-        return own
-    x, y_true = some_rows_of((x, y_true), 0, rows)
-
-    def predict(x: Any) -> Any:
-        trial = TrialStep(layout, size=rows, total=rows, training=False)
-        with current_step.set(trial):
-            return model(x, training=False) if upstream_keras.takes_training(model) else model(x)
-
-    try:
-        y_pred, _ = Trial(predict, x, model.distribute_strategy).run(x)
-        return [
-            mine and find_coupling(loss, _at(path, y_true), _at(path, y_pred))
-            for mine, (path, loss) in zip(own, losses, strict=True)
-        ]
-    except Exception as error:
-        logger.debug("the losses cannot be tried out: %s", error, exc_info=True)
-        return own
-
-
-def _at(path: Any, nest: Any) -> Any:
-    for key in path:
-        nest = nest[key]
-    return nest
-
-
-def _kind(name: str, alone: Any, here: Any, doubled: Any, *, rows: int, layout: ReplicaLayout) -> LossKind:
+def _kind(
+    name: str, alone: Any, here: Any, doubled: Any, differences: Any, *, rows: int, layout: ReplicaLayout
+) -> LossKind:
     if _shapes(here) != _shapes(doubled):
         (one,), (two,) = here, doubled
         if two.shape == [2 * one.shape[0], *one.shape[1:]]:
@@ -332,13 +325,18 @@ def _kind(name: str, alone: Any, here: Any, doubled: Any, *, rows: int, layout: 
     growth, scale = _ratio(doubled, here), _ratio(here, alone)
     sums = math.isfinite(growth) and abs(growth - 2) < abs(growth - 1)
     scaled = math.isfinite(scale) and abs(scale * layout.replicas - 1) < _NEAR
-    clear = abs(growth - (2 if sums else 1)) < _NEAR and (scaled or abs(scale - 1) < _NEAR)
-    if not clear and math.isfinite(growth):
+    known = abs(growth - (2 if sums else 1)) < _NEAR and (scaled or abs(scale - 1) < _NEAR)
+    clear = known or not math.isfinite(growth)
+    kind = "sum" if sums else "mean"
+    if not clear or kind in differences:
+        found = (
+            "its halves do not give the same"
+            if clear
+            else f"twice the examples give {growth:.3g} times of it"
+        )
         warnings.warn(
-            f"{name[0].upper()}{name[1:]} is neither a mean nor a sum over "
-            f"the batch (twice the examples give {growth:.3g} times of it): replicas are combined as for a "
-            f"{'sum' if sums else 'mean'}, and the numbers may differ from one device's. "
-            "Hint: make every part of the loss a mean over the examples.",
+            f"{name[0].upper()}{name[1:]} is neither a mean nor a sum over the batch ({found}): replicas are "
+            f"combined as for a {kind}, and the numbers may differ from one device's. {_HINT}",
             stacklevel=2,
         )
     return LossKind(sums=sums, scale=1 / layout.replicas if scaled and layout.replicas > 1 else 1.0)

@@ -58,7 +58,7 @@ def state_problems(
     if trial.rows_known:
         return [], []
     known = {id(underlying(v)) for v in _statistics_of_keras(model)}
-    flow = _Flow(trial, step)
+    flow = Flow(trial, step)
     components = [v for v in trial.variables if flow.examples_reach(v)]
     written = [(each, upstream_tf.container_of(each)) for each in components]
     written = [(each, whole) for each, whole in written if id(whole) not in known and _is_kept_alike(whole)]
@@ -132,16 +132,19 @@ def _near(a: Any, b: Any, *, scale: Any = 0.0) -> bool:
     return bool(np.all(np.abs(a - b) <= _NEAR * (size + 1e-6)))
 
 
-class _Flow:
+class Flow:
     """Tells which variables of a traced step depend on the replica's own examples, and on random numbers."""
 
     def __init__(self, trial: Trial, step: TrialStep) -> None:
+        self._graph = trial.graph
         self._operations = trial.graph.get_operations()
         self._variable_of = {inner.name: id(outer) for outer, inner in trial.graph.captures}
         whole = {op.name for op in step.equal_everywhere if op.graph is trial.graph}
         self._from_examples = self._reached({each.name for each in trial.inputs()}, whole)
         drawn = {out.name for op in self._operations if _draws(op, trial.graph) for out in op.outputs}
         self._from_random = self._reached(drawn, set())
+        common = {out.name for op in self._operations if op.name in whole for out in op.outputs}
+        self._from_common = self._reached(common, set())
 
     def examples_reach(self, variable: Any) -> bool:
         """Whether a replica's variable is written from the replica's examples."""
@@ -150,6 +153,20 @@ class _Flow:
     def random_reaches(self, variable: Any) -> bool:
         """Whether a replica's variable is written from random numbers."""
         return any(name in self._from_random for name in self._names(variable))
+
+    def same_on_all(self, tensors: Sequence[Any]) -> bool:
+        """Whether some tensors depend on a replica's own examples only by way of values of all replicas."""
+        symbolic = [each for each in tensors if tf.is_symbolic_tensor(each)]
+        return all(each.graph is self._graph and each.name not in self._from_examples for each in symbolic)
+
+    def own_alone(self, tensors: Sequence[Any]) -> bool:
+        """Whether nothing but the replica's examples changes some tensors of the trial's graph.
+
+        That is not so for random numbers, and for what follows from a value of all replicas.
+        """
+        other = self._from_random | self._from_common
+        symbolic = [each for each in tensors if tf.is_symbolic_tensor(each)]
+        return all(each.graph is self._graph and each.name not in other for each in symbolic)
 
     def keeps_rows(self, variable: Any) -> bool:
         """Whether rows of the batch are written into a variable one by one, rather than reduced."""

@@ -1,0 +1,180 @@
+"""Steps and losses that couple the examples of a batch, so that replicas' parts cannot be put together."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import dtrain
+
+_RANDOM = np.random.default_rng(3)
+X = _RANDOM.normal(size=(32, 4)).astype("float32")
+Y = np.tanh(X.sum(axis=1, keepdims=True)).astype("float32")
+POSITIVE = np.sort((_RANDOM.uniform(size=(32, 1)) < 0.2).astype("float32"), axis=0)
+
+
+class Step(keras.Model):  # type: ignore[misc]
+    """Differentiates `loss` of the squared errors, and returns `shown` of them."""
+
+    def __init__(self, loss: Callable[[Any], Any], shown: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._loss, self._shown = loss, shown
+        self.hidden, self.last = keras.layers.Dense(6, activation="tanh"), keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.last(self.hidden(x))
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            errors = tf.square(y - self(x))
+            loss = self._loss(errors)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"shown": self._shown(errors), "norm": tf.linalg.global_norm(gradients)}
+
+
+def trained(
+    made: Any, make: Callable[[], Any], y: Any, **compiled: Any
+) -> tuple[list[np.ndarray], list[str]]:
+    """The weights and losses after an epoch of four steps, and the warnings of dtrain."""
+    keras.utils.set_random_seed(1)
+    with contextlib.nullcontext() if made is None else made.scope():
+        model = make()
+        model.compile(keras.optimizers.SGD(0.1), **compiled)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        history = model.fit(X, y, batch_size=8, shuffle=False, verbose=0)
+    said = [str(each.message) for each in caught if "neither a mean nor a sum" in str(each.message)]
+    return [*(np.array(w) for w in model.weights), *map(np.array, history.history.values())], said
+
+
+def root(errors: Any) -> Any:
+    return tf.sqrt(tf.reduce_mean(errors))
+
+
+def product(errors: Any) -> Any:
+    return tf.reduce_mean(errors) * tf.reduce_mean(tf.sqrt(errors + 1.0))
+
+
+def first_rows(errors: Any) -> Any:
+    return tf.reduce_mean(errors[: tf.shape(errors)[0] // 2])
+
+
+def batch_sum(errors: Any) -> Any:
+    return tf.reduce_sum(errors) / 8.0
+
+
+@pytest.mark.parametrize(
+    ("loss", "shown", "about"),
+    [
+        (root, tf.reduce_mean, ["A loss that train_step differentiates"]),
+        (product, tf.reduce_mean, ["A loss that train_step differentiates"]),
+        (first_rows, tf.reduce_mean, ["A loss that train_step differentiates"]),
+        (tf.reduce_mean, tf.reduce_max, ["What train_step returns as 'shown'"]),
+        (tf.reduce_mean, tf.math.reduce_std, ["What train_step returns as 'shown'"]),
+    ],
+    ids=["root", "product", "first rows", "maximum", "deviation"],
+)
+def test_what_halves_of_a_batch_do_not_give_is_said(loss: Any, shown: Any, about: list[str]) -> None:
+    _, said = trained(dtrain.MirroredStrategy(["CPU:0", "CPU:1"]), lambda: Step(loss, shown), Y)
+    assert [line.partition(" is neither")[0] for line in said] == about
+
+
+@pytest.mark.parametrize(
+    ("loss", "shown"),
+    [(tf.reduce_mean, tf.reduce_mean), (batch_sum, tf.reduce_mean), (tf.reduce_mean, batch_sum)],
+    ids=["mean", "sum", "sum shown"],
+)
+def test_means_and_sums_are_said_to_be_nothing_else(loss: Any, shown: Any) -> None:
+    """Nor is the norm of the gradients, which are those of the whole batch already."""
+    make = lambda: Step(loss, shown)  # noqa: E731
+    found, said = trained(dtrain.MirroredStrategy(["CPU:0", "CPU:1"]), make, Y)
+    assert not said
+    expected, _ = trained(None, make, Y)
+    for one, two in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, two, rtol=2e-4, atol=1e-6)
+
+
+class Added(keras.layers.Layer):  # type: ignore[misc]
+    def __init__(self, loss: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._loss = loss
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(self._loss(x))
+        return x
+
+
+def balance(x: Any) -> Any:
+    """As of a mixture of experts: a product of two means."""
+    gates = keras.ops.softmax(x)
+    return 3.0 * keras.ops.sum(keras.ops.mean(gates, axis=0) * keras.ops.mean(gates**2, axis=0))
+
+
+def sum_and_constant(x: Any) -> Any:
+    return 0.01 * keras.ops.sum(x**2) + 2.0
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        (balance, True),
+        (sum_and_constant, True),
+        (lambda x: keras.ops.mean(x**2), False),
+        (lambda x: 0.01 * keras.ops.sum(x**2), False),
+    ],
+    ids=["balance", "sum and constant", "mean", "sum"],
+)
+def test_a_loss_that_a_layer_adds(loss: Any, says: bool) -> None:
+    def make() -> Any:
+        dense = keras.layers.Dense
+        return keras.Sequential([keras.Input((4,)), dense(6, activation="tanh"), Added(loss), dense(1)])
+
+    found, said = trained(dtrain.MirroredStrategy(["CPU:0", "CPU:1"]), make, Y, loss="mse")
+    assert ["model.losses[0]" in line for line in said] == [True] * says
+    if not says:
+        expected, _ = trained(None, make, Y, loss="mse")
+        for one, two in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, two, rtol=2e-4, atol=1e-6)
+
+
+def class_balanced(y_true: Any, y_pred: Any) -> Any:
+    positive = keras.ops.mean(y_true)
+    weights = y_true / (positive + 0.05) + (1 - y_true) / (1.05 - positive)
+    return weights[:, 0] * keras.losses.binary_crossentropy(y_true, y_pred)
+
+
+def by_the_largest(y_true: Any, y_pred: Any) -> Any:
+    return keras.ops.mean((y_true - y_pred) ** 2, axis=-1) / keras.ops.max(keras.ops.abs(y_true))
+
+
+ONE_HOT = np.eye(3, dtype="float32")[np.sort(_RANDOM.integers(0, 3, 32))]
+
+
+def rare_classes(y_true: Any, y_pred: Any) -> Any:
+    weights = 1.0 / (keras.ops.mean(y_true, axis=0) + 0.1)
+    return keras.ops.sum(weights * (y_true - y_pred) ** 2, axis=-1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "y"),
+    [(class_balanced, POSITIVE), (by_the_largest, Y[np.argsort(-np.abs(Y[:, 0]))]), (rare_classes, ONE_HOT)],
+    ids=["positives last", "largest first", "classes one after another"],
+)
+def test_a_loss_with_weights_by_the_labels_of_others(loss: Any, y: Any) -> None:
+    def make() -> Any:
+        layers = keras.layers
+        return keras.Sequential([keras.Input((4,)), layers.Dense(y.shape[1], activation="sigmoid")])
+
+    found, _ = trained(dtrain.MirroredStrategy(["CPU:0", "CPU:1"]), make, y, loss=loss)
+    expected, _ = trained(None, make, y, loss=loss)
+    for one, two in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, two, rtol=2e-4, atol=1e-6)
