@@ -178,3 +178,25 @@ def test_a_loss_with_weights_by_the_labels_of_others(loss: Any, y: Any) -> None:
     expected, _ = trained(None, make, y, loss=loss)
     for one, two in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, two, rtol=2e-4, atol=1e-6)
+
+
+def hardest(y_true: Any, y_pred: Any) -> Any:
+    """The mean of the three largest errors; a part of a batch of five has two or three examples."""
+    return keras.ops.mean(keras.ops.top_k(keras.ops.ravel((y_true - y_pred) ** 2), 3)[0])
+
+
+def test_a_loss_that_needs_more_examples_than_a_replica_has() -> None:
+    def make() -> Any:
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(5, drop_remainder=True)
+    found = []
+    for strategy in (dtrain.MirroredStrategy(["CPU:0", "CPU:1"]), None):
+        keras.utils.set_random_seed(1)
+        with contextlib.nullcontext() if strategy is None else strategy.scope():
+            model = make()
+            model.compile(keras.optimizers.SGD(0.1), hardest)
+        history = model.fit(data, epochs=2, verbose=0)
+        found.append([*(np.array(w) for w in model.weights), np.array(history.history["loss"])])
+    for one, two in zip(*found, strict=True):
+        np.testing.assert_allclose(one, two, rtol=2e-4, atol=1e-6)

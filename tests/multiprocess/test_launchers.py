@@ -110,7 +110,8 @@ class Jobs:
             killed = process.poll() is None
             process.kill()
             process.communicate(timeout=LIMIT)
-        wait_until(lambda: not self.left(process.pid), limit=10.0 if killed else 1.0)
+        # After an end in order only processes are left that are about to exit; on a busy machine that takes seconds.
+        wait_until(lambda: not self.left(process.pid), limit=10.0 if killed else 5.0)
 
     def run(self, text: str, *args: str, **options: Any) -> tuple[int, str, str]:
         """Run a job to its end; returns its exit status, its output and its errors."""

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
 
@@ -20,8 +20,20 @@ from dtrain.example_order import ArrayOrder
 from dtrain.keras_engine.rows import BatchParts, map_leaves
 from dtrain.upstream import keras as upstream_keras
 
-if TYPE_CHECKING:
-    from dtrain.keras_engine.feed.arrays import ArraySource
+
+class Seekable(Protocol):
+    """A source of batches whose next iterator can begin at any batch.
+
+    Attributes:
+        next: where the next iterator begins: the number of the pass, and the number of the batch in it.
+        steps: the number of batches in a pass.
+    """
+
+    next: tuple[int, int]
+    steps: int
+
+    def set_next(self, number: int, first: int) -> None:
+        """Makes the next iterator begin at the batch `first` of the pass `number`."""
 
 
 class Passes:
@@ -39,7 +51,7 @@ class Passes:
     reader: RowReader | None = None
     read: Any = None
 
-    def __init__(self, source: ArraySource, make: Callable[[], Any], *, alike: bool = False) -> None:
+    def __init__(self, source: Seekable, make: Callable[[], Any], *, alike: bool = False) -> None:
         self._source = source
         self._make = make
         self._first_compared = 1 if alike else 0  # with equal passes, only the batch number is compared
@@ -101,7 +113,7 @@ class BufferedPasses(Passes):
     reader: RowReader
 
     def __init__(
-        self, source: ArraySource, make: Callable[[], ArrayRows], reader: RowReader, *, alike: bool = False
+        self, source: Seekable, make: Callable[[], ArrayRows], reader: RowReader, *, alike: bool = False
     ) -> None:
         super().__init__(source, make, alike=alike)
         self.reader = reader
