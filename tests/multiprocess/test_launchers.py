@@ -110,7 +110,7 @@ class Jobs:
             killed = process.poll() is None
             process.kill()
             process.communicate(timeout=LIMIT)
-        # After an end in order, processes are left that are about to exit; on a busy machine they take seconds.
+        # After an end in order, only what is about to exit is left; on a busy machine that takes seconds.
         wait_until(lambda: not self.left(process.pid), limit=10.0 if killed else 5.0)
 
     def run(self, text: str, *args: str, **options: Any) -> tuple[int, str, str]:
