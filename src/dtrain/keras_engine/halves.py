@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain.keras_engine.trial import Trial, some_rows_of
+from dtrain.keras_engine.trial import Trial, halves_of
 from dtrain.keras_engine.written_state import Flow
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
@@ -42,24 +42,20 @@ def apart(
         each replica's batch by itself.
     """
     half, layers = rows // 2, upstream_keras.layers_of(model)
-    if trial.rows_known or not half or any(map(_normalizes_batches, layers)):
+    plain = [flow.own_alone(each) for each in tensors]
+    if trial.rows_known or not half or not any(plain) or any(map(_normalizes_batches, layers)):
         return [frozenset()] * len(here)
     try:
-        parts = some_rows_of(once, 0, half), some_rows_of(once, half, rows)
-        halves = zip(*(trial.run(part)[0] for part in parts), strict=True)
+        halves = zip(*(trial.run(part)[0] for part in halves_of(once, rows)), strict=True)
     except Exception as error:  # it may need more rows
         logger.debug("half of the examples cannot be tried out: %s", error)
         return [frozenset()] * len(here)
     rounded = any(layer.compute_dtype in ("float16", "bfloat16") for layer in layers)
+    limit = _APART_ROUNDED if rounded else _APART
     weights = {"mean": (half / rows, 1 - half / rows), "sum": (1.0, 1.0)}
     return [
-        frozenset(
-            kind
-            for kind, each in weights.items()
-            if flow.own_alone(tf.nest.flatten(symbolic, expand_composites=True))
-            and _distance(pair, whole, each) > (_APART_ROUNDED if rounded else _APART)
-        )
-        for pair, whole, symbolic in zip(halves, here, tensors, strict=True)
+        frozenset(kind for kind, each in weights.items() if own and _distance(pair, whole, each) > limit)
+        for own, pair, whole in zip(plain, halves, here, strict=True)
     ]
 
 

@@ -110,7 +110,7 @@ def _of_two_classes(labels: Any) -> Any:
     if first.size > 1 and np.array_equal(np.sort(first.ravel())[-2:], [0, 1]) and first.sum() == 1:
         other = tf.roll(labels[half:], 1, axis=-1)
     elif np.isin(first, (0, 1)).all():
-        other = tf.cast(1, labels.dtype) - labels[half:] if labels.dtype != tf.bool else ~labels[half:]
+        other = tf.cast(1 - tf.cast(labels[half:], tf.int32), labels.dtype)
     else:
         return labels
     return tf.concat([labels[:half], other], axis=0)

@@ -8,6 +8,7 @@ communicates with no other replica and keeps no change.
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -184,7 +185,7 @@ class StepTrial:
 
     def __init__(self, step: TriedStep, trial_results: TrialResults) -> None:
         self._step, self._trial_results = step, trial_results
-        self._last: TrialStep | None = None
+        self._last: TrialStep  # the record of the last trace
         self._trial = Trial(self._run, step.part, step.model.distribute_strategy)
 
     def _run(self, part: Any) -> list[list[Any]]:
@@ -201,14 +202,19 @@ class StepTrial:
         self._last = trial
         return trial.taken
 
+    @functools.cached_property
+    def _flow(self) -> Flow:
+        """What depends on what in the graph of the trial, before it is run and perhaps traced anew."""
+        return Flow(self._trial, self._last)
+
     def kinds(self) -> list[LossKind]:
         """The kinds of the step's losses and values, in the order in which the step combines them.
 
         Raises:
             StepError: a value's shape depends on the number of examples, but its rows are not the examples.
         """
-        step, traced = self._step, self._last
-        if traced is None or not traced.taken:
+        step, traced, flow = self._step, self._last, self._flow
+        if not traced.taken:
             return []
         once = some_rows_of(step.part, 0, step.rows)
         here, _ = self._trial.run(once)
@@ -216,11 +222,9 @@ class StepTrial:
         alone = here
         if self._trial.asked:  # the step may have scaled a loss by the number of replicas
             alone, _ = Trial(self._run, step.part, step.model.distribute_strategy, replicas=1).run(once)
-        flow = Flow(self._trial, traced)
         differences = apart(self._trial, flow, traced.taken, once, here, model=step.model, rows=step.rows)
         # What follows from whole gradients, such as their norm, is the same on all replicas already.
-        leaves = [tf.nest.flatten(values, expand_composites=True) for values in traced.taken]
-        same = [not self._trial.asked and flow.same_on_all(each) for each in leaves]
+        same = [not self._trial.asked and flow.same_on_all(values) for values in traced.taken]
         points = zip(traced.names, alone, here, doubled, differences, strict=True)
         return [
             LossKind() if is_same else _kind(*each, rows=step.rows, layout=step.layout)
@@ -234,9 +238,9 @@ class StepTrial:
             StepError: replicas cannot write one of the variables as one device would.
         """
         step = self._step
-        if self._last is None:
-            return
-        refused, doubtful = state_problems(self._trial, self._last, step.part, step.rows, step.model)
+        refused, doubtful = state_problems(
+            self._trial, self._flow, self._last, step.part, step.rows, step.model
+        )
         method = "train_step" if step.training else "test_step"
         if refused:
             raise StepError(

@@ -241,6 +241,11 @@ def some_rows_of(part: Any, start: int, end: int) -> Any:
     return map_leaves(lambda leaf: some_rows(leaf, start, end - start), without_optionals(part))
 
 
+def halves_of(part: Any, rows: int) -> tuple[Any, Any]:
+    """The first `rows // 2` rows of a batch, and those after them up to `rows`."""
+    return some_rows_of(part, 0, rows // 2), some_rows_of(part, rows // 2, rows)
+
+
 def twice(part: Any) -> Any:
     """A batch with all its rows repeated once, after the last row."""
 

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dtrain.keras_engine.trial import Trial, TrialStep, some_rows_of, twice
+from dtrain.keras_engine.trial import Trial, TrialStep, halves_of, some_rows_of, twice
 from dtrain.upstream import functions
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
@@ -40,12 +40,13 @@ _CLEAR = 0.25  # how far random numbers, which differ between runs, may move a m
 
 
 def state_problems(
-    trial: Trial, step: TrialStep, part: Any, rows: int, model: Any
+    trial: Trial, flow: Flow, step: TrialStep, part: Any, rows: int, model: Any
 ) -> tuple[list[str], list[str]]:
     """The variables that a step writes from its examples and for which the replicas' mean is wrong.
 
     Args:
         trial: the trial of the step.
+        flow: what depends on what in its graph.
         step: the record of the step's trace.
         part: a batch of one replica.
         rows: the number of examples to try with.
@@ -58,7 +59,6 @@ def state_problems(
     if trial.rows_known:
         return [], []
     known = {id(underlying(v)) for v in _statistics_of_keras(model)}
-    flow = Flow(trial, step)
     components = [v for v in trial.variables if flow.examples_reach(v)]
     written = [(each, upstream_tf.container_of(each)) for each in components]
     written = [(each, whole) for each, whole in written if id(whole) not in known and _is_kept_alike(whole)]
@@ -93,7 +93,7 @@ class _Runs:
 
     def __init__(self, trial: Trial, part: Any, rows: int, variables: Sequence[Any]) -> None:
         once, half = some_rows_of(part, 0, rows), rows // 2
-        halves = [some_rows_of(part, 0, half), some_rows_of(part, half, rows)] if half else [once, once]
+        halves = halves_of(part, rows) if half else (once, once)
         whole = once if half else twice(once)
         self._share = half / rows if half else 0.5
         self._before = [np.asarray(v.read_value()) for v in variables]
@@ -133,7 +133,7 @@ def _near(a: Any, b: Any, *, scale: Any = 0.0) -> bool:
 
 
 class Flow:
-    """Tells which variables of a traced step depend on the replica's own examples, and on random numbers."""
+    """Tells what in a traced step depends on the replica's own examples, and what on random numbers."""
 
     def __init__(self, trial: Trial, step: TrialStep) -> None:
         self._graph = trial.graph
@@ -144,7 +144,7 @@ class Flow:
         drawn = {out.name for op in self._operations if _draws(op, trial.graph) for out in op.outputs}
         self._from_random = self._reached(drawn, set())
         common = {out.name for op in self._operations if op.name in whole for out in op.outputs}
-        self._from_common = self._reached(common, set())
+        self._from_others = self._from_random | self._reached(common, set())
 
     def examples_reach(self, variable: Any) -> bool:
         """Whether a replica's variable is written from the replica's examples."""
@@ -154,19 +154,21 @@ class Flow:
         """Whether a replica's variable is written from random numbers."""
         return any(name in self._from_random for name in self._names(variable))
 
-    def same_on_all(self, tensors: Sequence[Any]) -> bool:
-        """Whether some tensors depend on a replica's own examples only by way of values of all replicas."""
-        symbolic = [each for each in tensors if tf.is_symbolic_tensor(each)]
-        return all(each.graph is self._graph and each.name not in self._from_examples for each in symbolic)
+    def same_on_all(self, values: Any) -> bool:
+        """Whether values depend on a replica's own examples only by way of values of all replicas."""
+        return self._avoids(values, self._from_examples)
 
-    def own_alone(self, tensors: Sequence[Any]) -> bool:
-        """Whether nothing but the replica's examples changes some tensors of the trial's graph.
+    def own_alone(self, values: Any) -> bool:
+        """Whether nothing but the replica's examples changes some values in the trial's graph.
 
         That is not so for random numbers, and for what follows from a value of all replicas.
         """
-        other = self._from_random | self._from_common
-        symbolic = [each for each in tensors if tf.is_symbolic_tensor(each)]
-        return all(each.graph is self._graph and each.name not in other for each in symbolic)
+        return self._avoids(values, self._from_others)
+
+    def _avoids(self, values: Any, names: set[str]) -> bool:
+        leaves = tf.nest.flatten(values, expand_composites=True)
+        symbolic = [each for each in leaves if tf.is_symbolic_tensor(each)]
+        return all(each.graph is self._graph and each.name not in names for each in symbolic)
 
     def keeps_rows(self, variable: Any) -> bool:
         """Whether rows of the batch are written into a variable one by one, rather than reduced."""
