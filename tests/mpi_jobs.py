@@ -1,4 +1,4 @@
-"""Helpers of the tests of MPI starts: whether MPI is available, starters, and what a start leaves behind."""
+"""Helpers of the tests of MPI starts: whether MPI is available, and starters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib.util
 import os
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -35,11 +34,3 @@ def script(path: Path, text: str) -> str:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return str(path)
-
-
-def traces(launcher: int | None = None) -> set[str]:
-    """The folders that a launcher (by default this process) made for its MPI starts and has not deleted."""
-    found = set()
-    for folder in (Path(tempfile.gettempdir()), Path("/dev/shm")):
-        found |= {str(path) for path in folder.glob(f"dtrain-{launcher or os.getpid()}-*")}
-    return found

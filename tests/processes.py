@@ -1,10 +1,13 @@
-"""Finds processes of this machine, and waits until a condition holds. It starts and ends no process."""
+"""Finds processes of this machine and folders of launchers, and waits. It starts and ends no process."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 
@@ -23,6 +26,21 @@ def processes_with(*words: str) -> dict[int, str]:
         command = " ".join(process.info["cmdline"] or ())
         if process.info["status"] != psutil.STATUS_ZOMBIE and all(word in command for word in words):
             found[process.pid] = command
+    return found
+
+
+def traces(launcher: int | None = None) -> set[str]:
+    """The folders that a launcher (by default this process) made and has not deleted.
+
+    Folders older than this process are of an earlier launcher, killed with its machine, that had the same id.
+    """
+    began = psutil.Process().create_time()
+    found = set()
+    for folder in (Path(tempfile.gettempdir()), Path("/dev/shm")):
+        for path in folder.glob(f"dtrain-{launcher or os.getpid()}-*"):
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime >= began:
+                    found.add(str(path))
     return found
 
 

@@ -13,7 +13,8 @@ from fault_jobs import (
     assert_same,
     run,
 )
-from mpi_jobs import needs_mpi, traces
+from mpi_jobs import needs_mpi
+from processes import traces
 
 pytestmark = [pytest.mark.timeout(600), needs_mpi]
 

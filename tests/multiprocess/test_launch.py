@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dtrain.errors import ConfigurationError
@@ -22,7 +23,7 @@ from dtrain.launch import launch_local
 from dtrain.launch.guard import marked_processes
 from dtrain.launch.output import visible_line
 from dtrain.launch.ports import reserve_ports
-from processes import alive, wait_until
+from processes import alive, traces, wait_until
 from refusals import refused
 
 LIMIT = 30.0
@@ -212,9 +213,11 @@ def test_a_job_inside_a_job_ends_with_the_outer_one(script: Callable[[str], str]
     )
     with launched(1, str(outer)) as process:
         pids = pids_written(tmp_path / "pids", 4)
+        parents = [psutil.Process(pid).ppid() for pid in pids]
         process.terminate()
         process.communicate(timeout=LIMIT)
     assert not any(map(alive, pids))
+    wait_until(lambda: not any(map(traces, parents)), limit=10.0)
 
 
 def test_two_launches_at_the_same_time_share_no_port(script: Callable[[str], str]) -> None:

@@ -31,8 +31,8 @@ from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.local_process import LocalProcess
 from dtrain.launch.task_handle import TaskCommand
 from dtrain.topology import Task
-from mpi_jobs import needs_mpi, traces
-from processes import alive, processes_with, wait_until
+from mpi_jobs import needs_mpi
+from processes import alive, processes_with, traces, wait_until
 from ray_nodes import ACCESS, needs_ray, ray_node
 from restart_jobs import run
 
@@ -111,7 +111,10 @@ class Jobs:
             process.kill()
             process.communicate(timeout=LIMIT)
         # After an end in order, only what is about to exit is left; on a busy machine that takes seconds.
-        wait_until(lambda: not self.left(process.pid), limit=10.0 if killed else 5.0)
+        limit = time.monotonic() + (10.0 if killed else 5.0)
+        while (left := self.left(process.pid)) and time.monotonic() < limit:
+            time.sleep(0.02)
+        assert not left
 
     def run(self, text: str, *args: str, **options: Any) -> tuple[int, str, str]:
         """Run a job to its end; returns its exit status, its output and its errors."""

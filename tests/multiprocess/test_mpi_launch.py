@@ -15,7 +15,8 @@ import pytest
 
 from dtrain.errors import ConfigurationError, MPIError
 from dtrain.launch import launch_local
-from mpi_jobs import STARTER, by_hand, needs_mpi, script, traces
+from mpi_jobs import STARTER, by_hand, needs_mpi, script
+from processes import traces
 from refusals import refused
 from restart_jobs import Ended, run
 
