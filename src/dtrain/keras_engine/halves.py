@@ -13,17 +13,30 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from dtrain.keras_engine.rows import is_dense, present_leaves
 from dtrain.keras_engine.trial import Trial, halves_of
 from dtrain.keras_engine.written_state import Flow
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
+HINT = (
+    "Hint: make every part of the loss a mean over the examples, or compute it from the rows of all "
+    "replicas, tf.distribute.get_replica_context().all_gather(x, axis=0)."
+)
 _APART = 0.005  # relative distance from which on two halves together do not give what the whole gives
 _APART_ROUNDED = 0.05  # the same, where layers compute in 16 bits
 
 
 def apart(
-    trial: Trial, flow: Flow, tensors: list[list[Any]], once: Any, here: Any, *, model: Any, rows: int
+    trial: Trial,
+    flow: Flow,
+    tensors: list[list[Any]],
+    once: Any,
+    here: Any,
+    *,
+    model: Any,
+    rows: int,
+    training: bool = True,
 ) -> list[frozenset[str]]:
     """For each point of a trial, as what the values of two halves do not give those of all examples.
 
@@ -35,15 +48,17 @@ def apart(
         here: the values at each point for these.
         model: the model.
         rows: the number of the examples.
+        training: whether the trial calls the layers as in training.
 
     Returns:
-        Sets of "mean" and "sum". They are empty where halves say nothing: of what random numbers change, of
-        what follows from values of all replicas, which a trial does not have, and of a model that normalizes
-        each replica's batch by itself.
+        Sets of "mean", "sum" and, for values with a row for each example, "rows". They are empty where halves
+        say nothing: of what random numbers change, of what follows from values of all replicas, which a trial
+        does not have, and of a model that normalizes each replica's batch by itself in training.
     """
     half, layers = rows // 2, upstream_keras.layers_of(model)
     plain = [flow.own_alone(each) for each in tensors]
-    if trial.rows_known or not half or not any(plain) or any(map(_normalizes_batches, layers)):
+    normalized = training and normalizes_batches(model)
+    if trial.rows_known or not half or not any(plain) or normalized:
         return [frozenset()] * len(here)
     try:
         halves = zip(*(trial.run(part)[0] for part in halves_of(once, rows)), strict=True)
@@ -53,14 +68,22 @@ def apart(
     rounded = any(layer.compute_dtype in ("float16", "bfloat16") for layer in layers)
     limit = _APART_ROUNDED if rounded else _APART
     weights = {"mean": (half / rows, 1 - half / rows), "sum": (1.0, 1.0)}
-    return [
-        frozenset(kind for kind, each in weights.items() if own and _distance(pair, whole, each) > limit)
-        for own, pair, whole in zip(plain, halves, here, strict=True)
-    ]
+    dense = all(map(is_dense, present_leaves(once)))  # others may be padded to the longest of a batch
+    found = []
+    for own, pair, whole in zip(plain, halves, here, strict=True):
+        kinds = {kind for kind, each in weights.items() if own and _distance(pair, whole, each) > limit}
+        if own and dense and _distance_of_rows(pair, whole) > limit:
+            kinds.add("rows")
+        found.append(frozenset(kinds))
+    return found
 
 
-def _normalizes_batches(layer: Any) -> bool:
-    return isinstance(layer, keras.layers.BatchNormalization) and bool(layer.trainable)
+def normalizes_batches(model: Any) -> bool:
+    """Whether a model has layers that normalize each replica's batch by itself in training."""
+    return any(
+        isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+        for layer in upstream_keras.layers_of(model)
+    )
 
 
 def _distance(halves: Any, whole: Sequence[Any], weights: tuple[float, float]) -> float:
@@ -77,4 +100,22 @@ def _distance(halves: Any, whole: Sequence[Any], weights: tuple[float, float]) -
         if a.shape == b.shape == c.shape:
             difference += float(tf.reduce_sum((weights[0] * a + weights[1] * b - c) ** 2))
             size += float(tf.reduce_sum(c * c))
+    return math.sqrt(difference / size) if size > 0 else 0.0
+
+
+def _distance_of_rows(halves: Any, whole: Sequence[Any]) -> float:
+    """How far the rows of two halves, one after the other, are from those of the whole.
+
+    Returns:
+        The length of the difference over that of the whole; infinite if a row has another shape.
+    """
+    difference = size = 0.0
+    for first, second, both in zip(*halves, whole, strict=True):
+        if not isinstance(both, tf.Tensor) or both.dtype == tf.string or first.shape == both.shape:
+            continue
+        if first.shape[1:] != both.shape[1:] or len(first) + len(second) != len(both):
+            return math.inf
+        joined, both = (tf.cast(each, tf.float64) for each in (tf.concat([first, second], axis=0), both))
+        difference += float(tf.reduce_sum((joined - both) ** 2))
+        size += float(tf.reduce_sum(both * both))
     return math.sqrt(difference / size) if size > 0 else 0.0

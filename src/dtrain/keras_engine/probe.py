@@ -13,29 +13,27 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-import keras
 import tensorflow as tf
 
 from dtrain.errors import StepError
 from dtrain.keras_engine.context import TrialResults, current_step
-from dtrain.keras_engine.halves import apart
+from dtrain.keras_engine.halves import HINT, apart
+from dtrain.keras_engine.layers_trial import LayersTrial
 from dtrain.keras_engine.loss_trial import coupled_losses
 from dtrain.keras_engine.losses_and_metrics import watch_own_call
 from dtrain.keras_engine.peer_exchange import exchange, sendable
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.rows import batch_rows
-from dtrain.keras_engine.trial import Trial, TrialStep, some_rows_of, twice
-from dtrain.keras_engine.written_state import Flow, state_problems
+from dtrain.keras_engine.trial import Trial, TrialStep, TriedStep, some_rows_of, twice
+from dtrain.keras_engine.written_state import Flow, check_state
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
+Found = TypeVar("Found")
+
 ROWS = 8  # the most examples that a trial takes
-_HINT = (
-    "Hint: make every part of the loss a mean over the examples, or compute it from the rows of all "
-    "replicas, tf.distribute.get_replica_context().all_gather(x, axis=0)."
-)
 _NEAR = 0.2  # how far the gradients' ratio may be from an expected factor (random layers change it)
 
 
@@ -98,30 +96,7 @@ class Findings:
         return cls(list(data["coupled"]), frozenset(data["summed"]), kinds)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TriedStep:
-    """A step that is tried out on one replica.
-
-    Attributes:
-        run: runs the user's step on a batch, and records in a `TrialStep`.
-        part: a batch of one replica.
-        model: the model.
-        layout: the layout of the model's strategy.
-        training: whether it is a train step.
-        rows: the number of examples to try with.
-    """
-
-    run: Callable[[Any, TrialStep], None]
-    part: Any
-    model: Any
-    layout: ReplicaLayout
-    training: bool
-    rows: int
-
-
-def findings_of(
-    step: TriedStep, *, own_step: bool, summing_layers: bool
-) -> tuple[Findings, StepError | None]:
+def findings_of(step: TriedStep, *, own_step: bool, try_layers: bool) -> tuple[Findings, StepError | None]:
     """The findings of a step's trials, before it is traced for training; and why it is refused, if it is.
 
     All workers must call it, and get the same.
@@ -129,32 +104,42 @@ def findings_of(
     Args:
         step: the step.
         own_step: whether it is the user's own.
-        summing_layers: whether the model has layers that may add losses which are sums over the batch.
+        try_layers: whether to try the model's layers by themselves (`layers_trial.needs_trial`).
     """
     # All workers trace the step, because tracing creates variables. A trial does not communicate, so
     # only the first worker runs it.
     trial = _traced(step, Findings()) if own_step and step.rows > 0 else None
     # The first worker decides for all, because trials with different examples might differ.
-    mine = _found(step, trial, summing_layers=summing_layers) if step.layout.worker == 0 else None
+    mine = _found(step, trial, try_layers=try_layers) if step.layout.worker == 0 else None
     coupled, summed, kinds, refusal = exchange(step.layout, mine)[0]
     return Findings(coupled, summed, kinds), StepError(**refusal) if refusal else None
 
 
 def _traced(step: TriedStep, known: Findings) -> StepTrial | None:
+    return _if_possible(lambda: StepTrial(step, known.trial_results(step.model)), None)
+
+
+def _if_possible(trial: Callable[[], Found], otherwise: Found) -> Found:
+    """The result of a trial; `otherwise` if it fails. A step that is refused is no failure.
+
+    Raises:
+        StepError: the trial has shown that the step cannot run on several replicas.
+    """
     try:
-        return StepTrial(step, known.trial_results(step.model))
+        return trial()
+    except StepError:
+        raise
     except Exception as error:
         logger.debug("the step cannot be tried out: %s", error, exc_info=True)
-        return None
+        return otherwise
 
 
-def _found(step: TriedStep, trial: StepTrial | None, *, summing_layers: bool) -> Any:
+def _found(step: TriedStep, trial: StepTrial | None, *, try_layers: bool) -> Any:
     """The trials' findings: coupled losses, summed losses, kinds, and the error that refuses the step."""
     built = all(layer.built for layer in upstream_keras.layers_of(step.model))
     rows = step.rows if built else 0
-    summed: frozenset[int] = frozenset()
-    if rows > 0 and summing_layers:
-        summed = summed_losses(step.model, step.part, step.layout, rows)
+    layers = _if_possible(lambda: LayersTrial(step), None) if rows > 0 and try_layers else None
+    summed = frozenset[int]() if layers is None else _if_possible(layers.summed, frozenset[int]())
     coupled = coupled_losses(step.model, step.part, step.layout, rows)
     if trial is not None and (summed or any(coupled)):
         for _, loss in upstream_keras.compiled_losses(step.model):
@@ -164,12 +149,14 @@ def _found(step: TriedStep, trial: StepTrial | None, *, summing_layers: bool) ->
     refusal: dict[str, str] = {}
     try:
         if trial is not None:
-            trial.check_state()
-            kinds = trial.kinds()
+            _if_possible(trial.check_state, None)
+            kinds = _if_possible(trial.kinds, [])
+        elif layers is not None:
+            _if_possible(layers.check_state, None)
+        if layers is not None:
+            _if_possible(layers.check_outputs, None)
     except StepError as error:
         refusal = {"message": error.message, "hint": error.hint}
-    except Exception as error:
-        logger.debug("the step cannot be tried out: %s", error, exc_info=True)
     return coupled, summed, kinds, refusal
 
 
@@ -213,9 +200,13 @@ class StepTrial:
         Raises:
             StepError: a value's shape depends on the number of examples, but its rows are not the examples.
         """
-        step, traced, flow = self._step, self._last, self._flow
-        if not traced.taken:
+        if not self._last.taken:
             return []
+        with self._trial.with_all_terms():
+            return self._kinds()
+
+    def _kinds(self) -> list[LossKind]:
+        step, traced, flow = self._step, self._last, self._flow
         once = some_rows_of(step.part, 0, step.rows)
         here, _ = self._trial.run(once)
         doubled, _ = self._trial.run(twice(once))
@@ -237,81 +228,8 @@ class StepTrial:
         Raises:
             StepError: replicas cannot write one of the variables as one device would.
         """
-        step = self._step
-        refused, doubtful = state_problems(
-            self._trial, self._flow, self._last, step.part, step.rows, step.model
-        )
-        method = "train_step" if step.training else "test_step"
-        if refused:
-            raise StepError(
-                f"{method} writes {_listed(refused)} from its examples. Each of the {step.layout.replicas} "
-                "replicas has a part of them only, so what is written would differ from one device's.",
-                hint="compute what is written from the examples of all replicas: "
-                "tf.distribute.get_replica_context().all_gather(x, axis=0) gives their rows in order, "
-                'all_reduce("sum", x) their sum; or keep it in a keras.metrics.Metric',
-            )
-        if doubtful:
-            warnings.warn(
-                f"{method} writes {_listed(doubtful)} from its examples, and that is not a mean over "
-                "them: it becomes the mean of the replicas' values, and may differ from one device's. Hint: "
-                "compute it from the rows of all replicas, tf.distribute.get_replica_context().all_gather(x, "
-                "axis=0).",
-                stacklevel=2,
-            )
-
-
-def _listed(names: list[str]) -> str:
-    return ("the variable " if len(names) == 1 else "the variables ") + ", ".join(map(repr, names))
-
-
-def summed_losses(model: Any, part: Any, layout: ReplicaLayout, rows: int) -> frozenset[int]:
-    """Which of the losses that layers add are sums over the batch, rather than means or constants.
-
-    Args:
-        model: a built model; it is called, and its state is restored.
-        part: a batch of one replica.
-        layout: the layout of the model's strategy.
-        rows: the number of examples to try with.
-
-    Returns:
-        Indices in `model.losses`; none if the model cannot be tried.
-    """
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(part)
-    once = some_rows_of(x, 0, rows)
-
-    last: list[Any] = []
-
-    def added(x: Any) -> list[list[Any]]:
-        trial = TrialStep(layout, size=batch_rows(x), total=rows, training=True)
-        with current_step.set(trial):
-            model(x, training=True) if upstream_keras.takes_training(model) else model(x)
-        found = [[tf.reduce_sum(loss)] for loss in model.losses]
-        last[:] = trial, found
-        return found
-
-    try:
-        trial = Trial(added, once, model.distribute_strategy)
-        before, _ = trial.run(once)
-        if not before:
-            return frozenset()
-        after, _ = trial.run(twice(once))
-        step, tensors = last
-        differences = apart(trial, Flow(trial, step), tensors, once, before, model=model, rows=rows)
-    except Exception as error:
-        logger.debug("the model's own losses cannot be tried out: %s", error, exc_info=True)
-        return frozenset()
-    sums = [
-        float(a) != 0 and abs(b / a - 2) < abs(b / a - 1) for (a,), (b,) in zip(before, after, strict=True)
-    ]
-    doubtful = [i for i, each in enumerate(sums) if ("sum" if each else "mean") in differences[i]]
-    if doubtful:
-        warnings.warn(
-            f"Of the losses that layers add, model.losses[{doubtful[0]}] is neither a mean nor a sum over "
-            "the batch (its halves do not give the same): replicas are combined as for the nearer of both, "
-            f"and the numbers may differ from one device's. {_HINT}",
-            stacklevel=2,
-        )
-    return frozenset(i for i, each in enumerate(sums) if each)
+        method = "train_step" if self._step.training else "test_step"
+        check_state(method, self._step, self._trial, self._flow, self._last)
 
 
 def _kind(
@@ -340,7 +258,7 @@ def _kind(
         )
         warnings.warn(
             f"{name[0].upper()}{name[1:]} is neither a mean nor a sum over the batch ({found}): replicas are "
-            f"combined as for a {kind}, and the numbers may differ from one device's. {_HINT}",
+            f"combined as for a {kind}, and the numbers may differ from one device's. {HINT}",
             stacklevel=2,
         )
     return LossKind(sums=sums, scale=1 / layout.replicas if scaled and layout.replicas > 1 else 1.0)

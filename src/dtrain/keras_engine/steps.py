@@ -24,6 +24,7 @@ from dtrain.keras_engine.context import (
     variable_ids,
 )
 from dtrain.keras_engine.gradients import AllReduceStep, CompiledStep, LocalStep, MicroBatchStep, lookups_of
+from dtrain.keras_engine.layers_trial import needs_trial
 from dtrain.keras_engine.losses_and_metrics import (
     is_own_loss,
     metric_results,
@@ -31,12 +32,13 @@ from dtrain.keras_engine.losses_and_metrics import (
     watch_own_call,
     whole_state,
 )
-from dtrain.keras_engine.probe import ROWS, Findings, TriedStep, findings_of
+from dtrain.keras_engine.probe import ROWS, Findings, findings_of
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.reductions import NoWaits, Waits, as_floats
 from dtrain.keras_engine.replica_calls import synchronise, watch
 from dtrain.keras_engine.row_gradients import Lookups
 from dtrain.keras_engine.rows import batch_rows, is_dense, row_count, without_optionals
+from dtrain.keras_engine.trial import TriedStep
 from dtrain.upstream import functions
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
@@ -146,20 +148,13 @@ class StepProgram(Program):
         """Whether `try_step` needs a batch: for a user's own step, layers or losses, before step 1."""
         if self._is_tried:
             return False
-        return self._own_step() or self._summing_layers() or any(map(is_own_loss, self._losses()))
+        return self._own_step() or needs_trial(self.model) or any(map(is_own_loss, self._losses()))
 
     def _losses(self) -> list[Any]:
         return [loss for _, loss in upstream_keras.compiled_losses(self.model)]
 
     def _own_step(self) -> bool:
         return not (self.stock and _is_keras_own(self.model, "compute_loss"))
-
-    def _summing_layers(self) -> bool:
-        """Whether layers may add losses that are sums: a user's own, and activity regularizers."""
-        return any(
-            not upstream_keras.is_keras_own(layer) or upstream_keras.adds_activity_sum(layer)
-            for layer in upstream_keras.layers_of(self.model)
-        )
 
     def try_step(self, part: Any) -> None:
         """Finds out whether a user's own losses are sums or means; Keras' own losses are known.
@@ -184,7 +179,7 @@ class StepProgram(Program):
                 rows=min(ROWS, int(batch_rows(part))),
             )
             self._findings, refusal = findings_of(
-                step, own_step=self._own_step(), summing_layers=self._summing_layers()
+                step, own_step=self._own_step(), try_layers=needs_trial(self.model)
             )
         if refusal is not None:
             raise refusal

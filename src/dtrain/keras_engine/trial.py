@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -98,6 +99,27 @@ class TrialStep(ReplicaStep):
         return tf.nest.map_structure(one, values)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TriedStep:
+    """A step that is tried out on one replica.
+
+    Attributes:
+        run: runs the user's step on a batch, and records in a `TrialStep`.
+        part: a batch of one replica.
+        model: the model.
+        layout: the layout of the model's strategy.
+        training: whether it is a train step.
+        rows: the number of examples to try with.
+    """
+
+    run: Callable[[Any, TrialStep], None]
+    part: Any
+    model: Any
+    layout: ReplicaLayout
+    training: bool
+    rows: int
+
+
 class Trial:
     """A function of a batch, traced for this process' first replica.
 
@@ -160,6 +182,22 @@ class Trial:
         with _kept(self.variables):
             found = self._traced(part)
             return found, [tf.identity(variable.read_value()) for variable in read]
+
+    @contextlib.contextmanager
+    def with_all_terms(self) -> Iterator[None]:
+        """A context in which scalars that are 0 are 1: a weight that grows later hides no part of a loss."""
+        zeros = [
+            each
+            for each in self.variables
+            if each.dtype.is_floating
+            and each.shape.rank == 0
+            and upstream_tf.container_of(each).synchronization != tf.VariableSynchronization.ON_READ
+            and float(each.read_value()) == 0
+        ]
+        with _kept(zeros):
+            for variable in zeros:
+                variable.assign(tf.ones_like(variable))
+            yield
 
     def _trace(self, spec: Any) -> Any:
         layout, device = layout_of(self._strategy), self._strategy.extended.worker_devices[0]

@@ -1,12 +1,13 @@
 """Finds variables that a step writes from its examples, but that are not a statistic of them.
 
 The statistic of all examples is the mean of the replicas' statistics, weighted by their shares. A queue of
-features or a counter of examples has no such mean: each replica would write another value. What follows for
-the step is not decided here, but in `probe.py`.
+features or a counter of examples has no such mean: each replica would write another value. Such a
+step is refused, or a warning says what may differ.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dtrain.keras_engine.trial import Trial, TrialStep, halves_of, some_rows_of, twice
+from dtrain.errors import StepError
+from dtrain.keras_engine.trial import Trial, TrialStep, TriedStep, halves_of, some_rows_of, twice
 from dtrain.upstream import functions
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
@@ -39,18 +41,44 @@ _NEAR = 1e-3  # the relative difference up to which two values count as equal
 _CLEAR = 0.25  # how far random numbers, which differ between runs, may move a mean, relative to the change
 
 
-def state_problems(
-    trial: Trial, flow: Flow, step: TrialStep, part: Any, rows: int, model: Any
-) -> tuple[list[str], list[str]]:
-    """The variables that a step writes from its examples and for which the replicas' mean is wrong.
+def check_state(writer: str, step: TriedStep, trial: Trial, flow: Flow, last: TrialStep) -> None:
+    """Checks the variables that are written in a trial; warns of one whose mean over replicas is approximate.
 
     Args:
-        trial: the trial of the step.
-        flow: what depends on what in its graph.
-        step: the record of the step's trace.
-        part: a batch of one replica.
-        rows: the number of examples to try with.
-        model: the model.
+        writer: what writes them, for messages.
+        step: the step.
+        trial: the trial of the step, or of a part of it.
+        flow: what depends on what in the trial's graph.
+        last: the record of the trial's last trace.
+
+    Raises:
+        StepError: replicas cannot write one of the variables as one device would.
+    """
+    refused, doubtful = _problems(trial, flow, last, step)
+    if refused:
+        raise StepError(
+            f"{writer} writes {_listed(refused)} from its examples. Each of the {step.layout.replicas} "
+            "replicas has a part of them only, so what is written would differ from one device's.",
+            hint="compute what is written from the examples of all replicas: "
+            "tf.distribute.get_replica_context().all_gather(x, axis=0) gives their rows in order, "
+            'all_reduce("sum", x) their sum; or keep it in a keras.metrics.Metric',
+        )
+    if doubtful:
+        warnings.warn(
+            f"{writer} writes {_listed(doubtful)} from its examples, and that is not a mean over "
+            "them: it becomes the mean of the replicas' values, and may differ from one device's. Hint: "
+            "compute it from the rows of all replicas, tf.distribute.get_replica_context().all_gather(x, "
+            "axis=0).",
+            stacklevel=2,
+        )
+
+
+def _listed(names: list[str]) -> str:
+    return ("the variable " if len(names) == 1 else "the variables ") + ", ".join(map(repr, names))
+
+
+def _problems(trial: Trial, flow: Flow, last: TrialStep, step: TriedStep) -> tuple[list[str], list[str]]:
+    """The variables that a step writes from its examples and for which the replicas' mean is wrong.
 
     Returns:
         The names of variables that are not a statistic, and of those that the mean only approximates. Both
@@ -58,25 +86,25 @@ def state_problems(
     """
     if trial.rows_known:
         return [], []
-    known = {id(underlying(v)) for v in _statistics_of_keras(model)}
+    known = {id(underlying(v)) for v in _statistics_of_keras(step.model)}
     components = [v for v in trial.variables if flow.examples_reach(v)]
     written = [(each, upstream_tf.container_of(each)) for each in components]
     written = [(each, whole) for each, whole in written if id(whole) not in known and _is_kept_alike(whole)]
     if not written:
         return [], []
     refused, doubtful = [], []
-    runs = _Runs(trial, part, rows, [each for each, _ in written])
+    runs = _Runs(trial, step.part, step.rows, [each for each, _ in written])
     for number, (component, variable) in enumerate(written):
         # Only a variable that the step assigns, and of which each replica has its own, becomes a mean.
-        combined = id(variable) in step.assigned and len({*map(id, variable.values)}) > 1
+        combined = id(variable) in last.assigned and len({*map(id, variable.values)}) > 1
         found = runs.kind(number, random=flow.random_reaches(component))
         if found == "unchanged" or (found == "mean" and combined):
             continue
         rows_kept = found == "sum" or not variable.dtype.is_floating or flow.keeps_rows(component)
         if rows_kept or not combined:
-            refused.append(_name(model, variable))
+            refused.append(_name(step.model, variable))
         elif found == "other":
-            doubtful.append(_name(model, variable))
+            doubtful.append(_name(step.model, variable))
     return refused, doubtful
 
 
