@@ -103,6 +103,36 @@ def test_means_and_sums_are_said_to_be_nothing_else(loss: Any, shown: Any) -> No
         np.testing.assert_allclose(one, two, rtol=2e-4, atol=1e-6)
 
 
+class Noisy(Step):
+    """Half of its hidden units are dropped, and noise as large as the rest is added."""
+
+    def __init__(self, loss: Callable[[Any], Any]) -> None:
+        super().__init__(loss, loss)
+        self.dropped = keras.layers.Dropout(0.5)
+
+    def call(self, x: Any) -> Any:
+        hidden = self.dropped(self.hidden(x), training=True)
+        noise = keras.random.normal(keras.ops.shape(hidden)) + tf.random.normal(tf.shape(hidden))
+        return self.last(hidden + noise)
+
+
+@pytest.mark.parametrize(
+    ("loss", "sums", "says"),
+    [(tf.reduce_mean, False, False), (batch_sum, True, False), (root, False, True)],
+    ids=["mean", "sum", "root"],
+)
+def test_random_numbers_hide_no_kind_of_loss(loss: Any, sums: bool, says: bool) -> None:
+    made: list[Any] = []
+
+    def make() -> Any:
+        made.append(Noisy(loss))
+        return made[-1]
+
+    _, said = trained(dtrain.MirroredStrategy(["CPU:0", "CPU:1"]), make, Y)
+    assert made[0].train_function.findings["kinds"][0][0] == sums
+    assert ["A loss that train_step differentiates" in line for line in said] == [True, False] * says
+
+
 class Added(keras.layers.Layer):  # type: ignore[misc]
     def __init__(self, loss: Callable[[Any], Any]) -> None:
         super().__init__()

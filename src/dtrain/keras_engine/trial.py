@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine.context import Point, ReplicaStep, current_step, local_update, reporting_replicas
+from dtrain.keras_engine.fixed_draws import fixed_draws
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
 from dtrain.keras_engine.rows import (
     any_rows,
@@ -209,6 +210,7 @@ class Trial:
                 local_update(),
                 tf.variable_creator_scope(self._make),
                 reporting_replicas(self._replicas) as asked,
+                fixed_draws(),
             ):
                 found = self._function(part)
             self.asked = self.asked or (asked is not None and asked.asked)
