@@ -232,6 +232,11 @@ class ReplicaStep(abc.ABC):
         with self.seeing_everything():
             return function(*map_leaves(gathered, arguments))
 
+    def loss_of_all(self, loss: Any) -> Any:
+        """A loss of all examples; its gradient, which flows to this replica's rows only, counts in full."""
+        fixed = tf.stop_gradient(loss)
+        return fixed + self.per_share(loss - fixed)
+
     def additional_loss(self, value: Any) -> Any:
         """Corrects a loss that a layer added for the later weighting by the share.
 
@@ -241,8 +246,7 @@ class ReplicaStep(abc.ABC):
 
     def never_empty(self) -> bool:
         """Whether it is known while tracing that the replica has examples."""
-        known = tf.get_static_value(self.size)
-        return known is not None and int(known) > 0
+        return int(tf.get_static_value(self.size) or 0) > 0
 
     def note_write(self, variable: Any) -> None:
         """Notes that this replica writes a variable of which each replica has a copy; not in an update."""

@@ -168,10 +168,7 @@ def _of_all_examples(step: ReplicaStep, function: Callable[..., Any], arguments:
     to a scalar is summed by the tape, and needs no correction.
     """
     whole = tf.convert_to_tensor(step.of_all_examples(function, arguments))
-    if whole.shape.rank != 0:
-        return whole
-    fixed = tf.stop_gradient(whole)  # the value stays, and its gradient is divided by the share
-    return fixed + step.per_share(whole - fixed)
+    return whole if whole.shape.rank != 0 else step.loss_of_all(whole)
 
 
 def overrides_call(loss: Any) -> bool:

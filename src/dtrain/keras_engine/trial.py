@@ -86,6 +86,10 @@ class TrialStep(ReplicaStep):
         once = tf.cast(tf.round(self.per_share(tf.cast(self.size, tf.float32))), tf.int32)
         return super().of_all_examples(function, map_leaves(lambda leaf: _first(leaf, once), arguments))
 
+    def loss_of_all(self, loss: Any) -> Any:
+        """The loss itself. It does not grow with a replica's part, so its gradient must not shrink."""
+        return loss
+
     def common(self, values: Any) -> Any:
         """Marks values that would be the same on all replicas, such as a sum over them, and returns them."""
 
