@@ -187,3 +187,21 @@ def test_a_layer_that_mixes_in_training_only_is_not_said_to_mix_in_evaluation() 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model.evaluate(X, Y, verbose=0)
+
+
+class Ranking(keras.Model):  # type: ignore[misc]
+    """Predicts how an example compares with the others."""
+
+    def predict_step(self, data: Any) -> Any:
+        return minus_mean(super().predict_step(data))
+
+
+@pytest.mark.parametrize("kind", [Ranking, keras.Model])
+def test_predictions_that_depend_on_the_batch_are_said(kind: Any) -> None:
+    with two_replicas().scope():
+        x = keras.Input((4,))
+        model = kind(x, keras.layers.Dense(1)(keras.layers.Lambda(lambda x: 2 * x)(x)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.predict(X, verbose=0)
+    assert [MIXES in str(each.message) for each in caught] == [True] * (kind is Ranking)

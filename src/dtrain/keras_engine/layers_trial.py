@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +17,9 @@ import tensorflow as tf
 
 from dtrain.keras_engine.context import current_step
 from dtrain.keras_engine.halves import HINT, apart, normalizes_batches
+from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.rows import batch_rows
-from dtrain.keras_engine.trial import Trial, TrialStep, TriedStep, some_rows_of, twice
+from dtrain.keras_engine.trial import Trial, TrialStep, TriedStep, if_possible, some_rows_of, twice
 from dtrain.keras_engine.written_state import Flow, check_state
 from dtrain.upstream import keras as upstream_keras
 
@@ -44,17 +45,36 @@ def _works_along_batch(operation: Any) -> bool:
     return axis is None or 0 in (axis if isinstance(axis, Sequence) else (axis,))
 
 
+def check_predictions(model: Any, part: Any, layout: ReplicaLayout) -> None:
+    """Warns if what `predict_step` returns for an example depends on the other examples of the batch.
+
+    Nothing is said of a model that cannot be tried.
+
+    Args:
+        model: the model; nothing is tried if it is not built, or if all its layers and its step are Keras'.
+        part: a batch of one replica.
+        layout: the layout of the model's strategy.
+    """
+    built = all(layer.built for layer in upstream_keras.layers_of(model))
+    stock = type(model).predict_step is upstream_keras.trainer_class().predict_step
+    step = TriedStep(part=part, model=model, layout=layout, training=False)
+    if layout.worker > 0 or not built or step.rows == 0 or (stock and not needs_trial(model)):
+        return
+    if_possible(LayersTrial(step, model.predict_step).check_outputs, None)
+
+
 class LayersTrial:
     """The layers of a built model, traced on one replica.
 
     Args:
         step: the step that calls the layers.
+        method: the model's method that calls them instead, on the whole batch; None for the model itself.
     """
 
-    def __init__(self, step: TriedStep) -> None:
+    def __init__(self, step: TriedStep, method: Callable[[Any], Any] | None = None) -> None:
         x, _, _ = keras.utils.unpack_x_y_sample_weight(step.part)
-        self._given = step
-        self._step = replace(step, part=some_rows_of(x, 0, step.rows))
+        self._given, self._method = step, method
+        self._step = replace(step, part=some_rows_of(x if method is None else step.part, 0, step.rows))
         self._last: TrialStep  # the record of the last trace
         self._values: list[list[Any]]  # of the last trace: each loss that layers add, then the outputs
         self._trial = Trial(self._run, self._step.part, step.model.distribute_strategy)
@@ -65,8 +85,12 @@ class LayersTrial:
         step, model = self._step, self._step.model
         trial = TrialStep(step.layout, size=batch_rows(x), total=step.rows, training=step.training)
         with current_step.set(trial):
-            takes = upstream_keras.takes_training(model)
-            outputs = model(x, training=step.training) if takes else model(x)
+            if self._method is not None:
+                outputs = self._method(x)
+            elif upstream_keras.takes_training(model):
+                outputs = model(x, training=step.training)
+            else:
+                outputs = model(x)
         self._last = trial
         self._values = [*([tf.reduce_sum(loss)] for loss in model.losses), keras.tree.flatten(outputs)]
         return self._values
@@ -118,7 +142,7 @@ class LayersTrial:
         _, (*_, differences) = self._found
         model, hidden = self._step.model, not self._flow.own_alone(self._values[-1])
         if self._step.training and (hidden or normalizes_batches(model)):
-            LayersTrial(replace(self._given, training=False)).check_outputs()
+            LayersTrial(replace(self._given, training=False), self._method).check_outputs()
         elif "rows" in differences:
             warnings.warn(
                 f"What {model.name!r} computes from an example depends on the other examples of the batch. "

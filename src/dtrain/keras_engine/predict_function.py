@@ -16,6 +16,7 @@ import tensorflow as tf
 from dtrain.errors import DataError
 from dtrain.keras_engine.feed.sources import SplitIterator
 from dtrain.keras_engine.groups import GroupIterator
+from dtrain.keras_engine.layers_trial import check_predictions
 from dtrain.keras_engine.loop import TARGET_SECONDS, GroupCall
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.replica_calls import watch
@@ -161,6 +162,7 @@ class PredictFunction:
     def __init__(self, model: Any, layout: ReplicaLayout) -> None:
         self._model = model
         self._layout = layout
+        self._checked = False
         self._one: Callable[..., Any] = self._one_batch
         if not model.run_eagerly:
             self._one = tf.function(self._one_batch, reduce_retracing=True, autograph=False)
@@ -171,8 +173,11 @@ class PredictFunction:
         Raises:
             DataError: with several workers, an output is sparse or text.
         """
-        outputs = [self._one(self._parts(batch)) for batch in batches]
-        return _joined_outputs(outputs)
+        parts = [self._parts(batch) for batch in batches]
+        if not self._checked:
+            self._checked = True
+            check_predictions(self._model, without_optionals(parts[0][0]), self._layout)
+        return _joined_outputs([self._one(each) for each in parts])
 
     def _parts(self, batch: Any) -> tuple[Any, ...]:
         if isinstance(batch, Split):

@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import tensorflow as tf
 
@@ -26,14 +26,12 @@ from dtrain.keras_engine.losses_and_metrics import watch_own_call
 from dtrain.keras_engine.peer_exchange import exchange, sendable
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.rows import batch_rows
-from dtrain.keras_engine.trial import Trial, TrialStep, TriedStep, some_rows_of, twice
+from dtrain.keras_engine.trial import Trial, TrialStep, TriedStep, if_possible, some_rows_of, twice
 from dtrain.keras_engine.written_state import Flow, check_state
-from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
-Found = TypeVar("Found")
+OwnStep = Callable[[Any, TrialStep], None]
 
-ROWS = 8  # the most examples that a trial takes
 _NEAR = 0.2  # how far the gradients' ratio may be from an expected factor (random layers change it)
 
 
@@ -96,65 +94,52 @@ class Findings:
         return cls(list(data["coupled"]), frozenset(data["summed"]), kinds)
 
 
-def findings_of(step: TriedStep, *, own_step: bool, try_layers: bool) -> tuple[Findings, StepError | None]:
+def findings_of(
+    step: TriedStep, *, own_step: OwnStep | None, try_layers: bool
+) -> tuple[Findings, StepError | None]:
     """The findings of a step's trials, before it is traced for training; and why it is refused, if it is.
 
     All workers must call it, and get the same.
 
     Args:
         step: the step.
-        own_step: whether it is the user's own.
+        own_step: runs the step on a batch, and records in a `TrialStep`, if it is the user's own.
         try_layers: whether to try the model's layers by themselves (`layers_trial.needs_trial`).
     """
     # All workers trace the step, because tracing creates variables. A trial does not communicate, so
     # only the first worker runs it.
-    trial = _traced(step, Findings()) if own_step and step.rows > 0 else None
+    trial = _traced(step, own_step, Findings()) if own_step is not None and step.rows > 0 else None
     # The first worker decides for all, because trials with different examples might differ.
     mine = _found(step, trial, try_layers=try_layers) if step.layout.worker == 0 else None
     coupled, summed, kinds, refusal = exchange(step.layout, mine)[0]
     return Findings(coupled, summed, kinds), StepError(**refusal) if refusal else None
 
 
-def _traced(step: TriedStep, known: Findings) -> StepTrial | None:
-    return _if_possible(lambda: StepTrial(step, known.trial_results(step.model)), None)
-
-
-def _if_possible(trial: Callable[[], Found], otherwise: Found) -> Found:
-    """The result of a trial; `otherwise` if it fails. A step that is refused is no failure.
-
-    Raises:
-        StepError: the trial has shown that the step cannot run on several replicas.
-    """
-    try:
-        return trial()
-    except StepError:
-        raise
-    except Exception as error:
-        logger.debug("the step cannot be tried out: %s", error, exc_info=True)
-        return otherwise
+def _traced(step: TriedStep, run: OwnStep, known: Findings) -> StepTrial | None:
+    return if_possible(lambda: StepTrial(step, run, known.trial_results(step.model)), None)
 
 
 def _found(step: TriedStep, trial: StepTrial | None, *, try_layers: bool) -> Any:
     """The trials' findings: coupled losses, summed losses, kinds, and the error that refuses the step."""
     built = all(layer.built for layer in upstream_keras.layers_of(step.model))
     rows = step.rows if built else 0
-    layers = _if_possible(lambda: LayersTrial(step), None) if rows > 0 and try_layers else None
-    summed = frozenset[int]() if layers is None else _if_possible(layers.summed, frozenset[int]())
+    layers = if_possible(lambda: LayersTrial(step), None) if rows > 0 and try_layers else None
+    summed = frozenset[int]() if layers is None else if_possible(layers.summed, frozenset[int]())
     coupled = coupled_losses(step.model, step.part, step.layout, rows)
     if trial is not None and (summed or any(coupled)):
         for _, loss in upstream_keras.compiled_losses(step.model):
             watch_own_call(loss)
-        trial = _traced(step, Findings(coupled, summed))
+        trial = _traced(step, trial.own_step, Findings(coupled, summed))
     kinds: list[LossKind] = []
     refusal: dict[str, str] = {}
     try:
         if trial is not None:
-            _if_possible(trial.check_state, None)
-            kinds = _if_possible(trial.kinds, [])
+            if_possible(trial.check_state, None)
+            kinds = if_possible(trial.kinds, [])
         elif layers is not None:
-            _if_possible(layers.check_state, None)
+            if_possible(layers.check_state, None)
         if layers is not None:
-            _if_possible(layers.check_outputs, None)
+            if_possible(layers.check_outputs, None)
     except StepError as error:
         refusal = {"message": error.message, "hint": error.hint}
     return coupled, summed, kinds, refusal
@@ -167,11 +152,12 @@ class StepTrial:
 
     Args:
         step: the step.
+        own_step: runs it on a batch, and records in a `TrialStep`.
         trial_results: what is known of the step's losses already.
     """
 
-    def __init__(self, step: TriedStep, trial_results: TrialResults) -> None:
-        self._step, self._trial_results = step, trial_results
+    def __init__(self, step: TriedStep, own_step: OwnStep, trial_results: TrialResults) -> None:
+        self._step, self.own_step, self._trial_results = step, own_step, trial_results
         self._last: TrialStep  # the record of the last trace
         self._trial = Trial(self._run, step.part, step.model.distribute_strategy)
 
@@ -185,7 +171,7 @@ class StepTrial:
             trial_results=self._trial_results,
         )
         with current_step.set(trial):
-            step.run(part, trial)
+            self.own_step(part, trial)
         self._last = trial
         return trial.taken
 

@@ -32,7 +32,7 @@ from dtrain.keras_engine.losses_and_metrics import (
     watch_own_call,
     whole_state,
 )
-from dtrain.keras_engine.probe import ROWS, Findings, findings_of
+from dtrain.keras_engine.probe import Findings, findings_of
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.reductions import NoWaits, Waits, as_floats
 from dtrain.keras_engine.replica_calls import synchronise, watch
@@ -170,17 +170,9 @@ class StepProgram(Program):
         refusal = None
         if self.wants_part():
             part = without_optionals(part)
-            step = TriedStep(
-                run=self._tried,
-                part=part,
-                model=self.model,
-                layout=self.layout,
-                training=self.training,
-                rows=min(ROWS, int(batch_rows(part))),
-            )
-            self._findings, refusal = findings_of(
-                step, own_step=self._own_step(), try_layers=needs_trial(self.model)
-            )
+            step = TriedStep(part=part, model=self.model, layout=self.layout, training=self.training)
+            own_step = self._tried if self._own_step() else None
+            self._findings, refusal = findings_of(step, own_step=own_step, try_layers=needs_trial(self.model))
         if refusal is not None:
             raise refusal
         self._is_tried = True

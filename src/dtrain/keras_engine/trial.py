@@ -10,23 +10,30 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from dtrain.errors import StepError
 from dtrain.keras_engine.context import Point, ReplicaStep, current_step, local_update, reporting_replicas
 from dtrain.keras_engine.fixed_draws import fixed_draws
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
 from dtrain.keras_engine.rows import (
     any_rows,
+    batch_rows,
     batch_spec,
     joined_rows,
     map_leaves,
     some_rows,
     without_optionals,
 )
+from dtrain.log import logger
 from dtrain.upstream import layer_calls
 from dtrain.upstream import tensorflow as upstream_tf
+
+Found = TypeVar("Found")
+
+_ROWS = 8  # the most examples that a trial takes
 
 
 class TrialStep(ReplicaStep):
@@ -109,20 +116,37 @@ class TriedStep:
     """A step that is tried out on one replica.
 
     Attributes:
-        run: runs the user's step on a batch, and records in a `TrialStep`.
         part: a batch of one replica.
         model: the model.
         layout: the layout of the model's strategy.
         training: whether it is a train step.
-        rows: the number of examples to try with.
     """
 
-    run: Callable[[Any, TrialStep], None]
     part: Any
     model: Any
     layout: ReplicaLayout
     training: bool
-    rows: int
+
+    @property
+    def rows(self) -> int:
+        """The number of examples to try with."""
+        with tf.init_scope():  # it may be asked for while the step is traced
+            return min(_ROWS, int(batch_rows(self.part)))
+
+
+def if_possible(trial: Callable[[], Found], otherwise: Found) -> Found:
+    """The result of a trial; `otherwise` if it fails. A step that is refused is no failure.
+
+    Raises:
+        StepError: the trial has shown that the step cannot run on several replicas.
+    """
+    try:
+        return trial()
+    except StepError:
+        raise
+    except Exception as error:
+        logger.debug("the step cannot be tried out: %s", error, exc_info=True)
+        return otherwise
 
 
 class Trial:
