@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,43 +24,20 @@ from dtrain.keras_engine.written_state import Flow, check_state
 from dtrain.upstream import keras as upstream_keras
 
 
-def needs_trial(model: Any) -> bool:
-    """Whether a model has layers whose work Keras does not define, or that work along the batch."""
-    layers = upstream_keras.layers_of(model)
-    operations = [each for layer in layers for each in getattr(layer, "operations", ())]
-    return any(
-        not upstream_keras.is_keras_own(layer)
-        or isinstance(layer, keras.layers.Lambda)
-        or upstream_keras.adds_activity_sum(layer)
-        for layer in layers
-    ) or any(map(_works_along_batch, (*layers, *operations)))
-
-
-def _works_along_batch(operation: Any) -> bool:
-    """Whether a layer of Keras', or an operation between layers, works along the first dimension."""
-    if hasattr(operation, "axes"):  # a transposition, by default of all dimensions
-        axes = operation.axes
-        return axes is None or axes[0] != 0
-    axis = getattr(operation, "axis", 1)
-    return axis is None or 0 in (axis if isinstance(axis, Sequence) else (axis,))
-
-
 def check_predictions(model: Any, part: Any, layout: ReplicaLayout) -> None:
     """Warns if what `predict_step` returns for an example depends on the other examples of the batch.
 
     Nothing is said of a model that cannot be tried.
 
     Args:
-        model: the model; nothing is tried if it is not built, or if all its layers and its step are Keras'.
+        model: the model; nothing is tried if it is not built.
         part: a batch of one replica.
         layout: the layout of the model's strategy.
     """
     built = all(layer.built for layer in upstream_keras.layers_of(model))
-    stock = type(model).predict_step is upstream_keras.trainer_class().predict_step
     step = TriedStep(part=part, model=model, layout=layout, training=False)
-    if layout.worker > 0 or not built or step.rows == 0 or (stock and not needs_trial(model)):
-        return
-    if_possible(LayersTrial(step, model.predict_step).check_outputs, None)
+    if layout.worker == 0 and built and step.rows > 0:
+        if_possible(lambda: LayersTrial(step, model.predict_step).check_outputs(), None)
 
 
 class LayersTrial:

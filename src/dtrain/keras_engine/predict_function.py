@@ -22,7 +22,7 @@ from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.replica_calls import watch
 from dtrain.keras_engine.rows import Split, joined_rows, local_parts, to_tensors, without_optionals
 from dtrain.keras_engine.splitting import split_batch
-from dtrain.keras_engine.steps import unwrapped
+from dtrain.keras_engine.steps import is_keras_own, needs_trial, unwrapped
 from dtrain.keras_engine.xla_rule import runs_in_xla
 from dtrain.keras_engine.xla_steps import XlaSteps
 from dtrain.upstream import tensorflow as upstream_tf
@@ -176,7 +176,8 @@ class PredictFunction:
         parts = [self._parts(batch) for batch in batches]
         if not self._checked:
             self._checked = True
-            check_predictions(self._model, without_optionals(parts[0][0]), self._layout)
+            if needs_trial(self._model) or not is_keras_own(self._model, "predict_step"):
+                check_predictions(self._model, without_optionals(parts[0][0]), self._layout)
         return _joined_outputs([self._one(each) for each in parts])
 
     def _parts(self, batch: Any) -> tuple[Any, ...]:

@@ -24,7 +24,6 @@ from dtrain.keras_engine.context import (
     variable_ids,
 )
 from dtrain.keras_engine.gradients import AllReduceStep, CompiledStep, LocalStep, MicroBatchStep, lookups_of
-from dtrain.keras_engine.layers_trial import needs_trial
 from dtrain.keras_engine.losses_and_metrics import (
     is_own_loss,
     metric_results,
@@ -154,7 +153,7 @@ class StepProgram(Program):
         return [loss for _, loss in upstream_keras.compiled_losses(self.model)]
 
     def _own_step(self) -> bool:
-        return not (self.stock and _is_keras_own(self.model, "compute_loss"))
+        return not (self.stock and is_keras_own(self.model, "compute_loss"))
 
     def try_step(self, part: Any) -> None:
         """Finds out whether a user's own losses are sums or means; Keras' own losses are known.
@@ -290,14 +289,30 @@ class StepProgram(Program):
 def step_is_stock(model: Any, name: str) -> bool:
     """Whether a model's step, and the methods that compute its results, are Keras' own."""
     names = (name, "compute_metrics", "get_metrics_result")
-    return all(_is_keras_own(model, each) for each in names)
+    return all(is_keras_own(model, each) for each in names)
 
 
-def _is_keras_own(model: Any, name: str) -> bool:
+def is_keras_own(model: Any, name: str) -> bool:
     """Whether a model's method of this name is Keras' own, neither overridden nor set on the instance."""
     if name in vars(model):
         return False
     return getattr(type(model), name) is getattr(upstream_keras.trainer_class(), name)
+
+
+def needs_trial(model: Any) -> bool:
+    """Whether layers of a model are the user's own, add sums over the batch, or work along its examples."""
+    layers = upstream_keras.layers_of(model)
+    between = [each for layer in layers for each in getattr(layer, "operations", ())]
+    return any(map(upstream_keras.adds_activity_sum, layers)) or any(map(_is_tried, (*layers, *between)))
+
+
+def _is_tried(layer: Any) -> bool:
+    if not upstream_keras.is_keras_own(layer) or isinstance(layer, keras.layers.Lambda):
+        return True
+    if hasattr(layer, "axes"):  # a transposition, by default of all dimensions
+        return keras.tree.flatten(layer.axes)[0] != 0
+    axes = keras.tree.flatten(getattr(layer, "axis", 1))
+    return 0 in axes or None in axes
 
 
 def combine(step: ReplicaStep, outputs: Any) -> Any:
