@@ -21,7 +21,7 @@ PROGRAM = """
 import atexit, os, signal, sys, time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from dtrain import cluster
-from dtrain.cluster import serving
+from dtrain.cluster import control, serving
 import tensorflow as tf
 topology = cluster.current()
 atexit.register(lambda: print("atexit", flush=True))
@@ -33,7 +33,7 @@ def connect():
         serving.wait_for_servers(topology)
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
         strategy = tf.distribute.ParameterServerStrategy(resolver)
-        serving.connect_chief(topology)
+        control.connect_chief(topology)
         return strategy
     finally:
         print("finally", flush=True)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from dtrain.cli.parser import Parser
-from dtrain.cluster import mpi, serving, settings
+from dtrain.cluster import control, mpi, settings
 from dtrain.errors import DtrainError, known_are
 
 COMMANDS = {
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run_command(arguments[0], arguments[1:])
         return _run_top(arguments)
     except DtrainError as error:
-        serving.note_failure(error.message)  # if this process is a chief, its servers must end as failed too
+        control.note_failure(error.message)  # if this process is a chief, its servers must end as failed too
         mpi.note_failure()
         sys.stdout.flush()
         print(f"dtrain: error: {error}", file=sys.stderr)

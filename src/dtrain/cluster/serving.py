@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from dtrain.cluster import settings
-from dtrain.cluster.control import CHIEF, FINISH_TIME, Control, ask, connect_chief, finish, note_failure
+from dtrain.cluster.control import CHIEF, FINISH_TIME, Control, ask
 from dtrain.cluster.rendezvous import hold_port, log_to_stderr
 from dtrain.cluster.rendezvous_server import LOG_INTERVAL, remaining_wait
 from dtrain.cluster.sockets import (
@@ -33,16 +33,7 @@ from dtrain.errors import (
 from dtrain.log import logger
 from dtrain.topology import SERVING_JOBS, Topology, split_address
 
-__all__ = [
-    "ask",
-    "check_roles",
-    "connect_chief",
-    "finish",
-    "note_failure",
-    "serve",
-    "wait_for_servers",
-    "with_chief",
-]
+__all__ = ["ask", "check_roles", "serve", "wait_for_servers", "with_chief"]
 
 _WATCH_INTERVAL = 2.0  # seconds between two checks for the chief
 _ANSWER_TIME = 0.2  # seconds for TensorFlow to send the last answer before the process ends

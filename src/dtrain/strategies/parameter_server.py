@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain import channel
-from dtrain.cluster import current, join, known_to_tensorflow, serving
+from dtrain.cluster import control, current, join, known_to_tensorflow, serving
 from dtrain.errors import ClusterConfigError, ConfigurationError
 from dtrain.keras_engine.asynchronous.exchange import Servers
 from dtrain.keras_engine.asynchronous.program import CHIEF
@@ -201,7 +201,7 @@ class ParameterServerStrategy(
         # TensorFlow's constructor creates its own extended object, and has no argument for another one.
         extended = ParameterServerExtended(self, resolver, variable_partitioner)
         tf.distribute.Strategy.__init__(self, extended)
-        serving.connect_chief(topology)
+        control.connect_chief(topology)
         join(topology, by_program=by_program)
         self.dtrain_layout = ServerLayout(
             workers=len(topology.jobs["worker"]),
