@@ -7,7 +7,7 @@ import pytest
 
 from dtrain import cli
 from dtrain.conformance.corpus import chosen, programs
-from dtrain.conformance.page import as_page, short_table
+from dtrain.conformance.page import as_page
 from dtrain.conformance.results import ERROR, SAME, WRONG, Conformance, ProgramVerdict, compare
 from dtrain.conformance.runs import ProgramAnswer
 from dtrain.conformance.worker import informative_line
@@ -82,16 +82,11 @@ def a_run() -> Conformance:
     )
 
 
-def test_the_table_and_the_page() -> None:
-    assert "| `MirroredStrategy` | 1 of 2 | 0 | 1 | 2 of 2 |" in short_table(a_run())
+def test_the_page() -> None:
     page = as_page(a_run())
     assert "| `strings` | error | yes |" in page
     assert "- `strings`: error, `TypeError: 'a' | b`" in page
     assert "- `adam`: `ValueError: y`" in page
-
-
-def test_a_run_is_the_same_after_json() -> None:
-    assert Conformance.from_data(a_run().as_data()).as_data() == a_run().as_data()
 
 
 def test_the_command_lists_programs_and_refuses_unknown_names(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,16 +8,35 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 import guide
-from dtrain.conformance.page import as_page, short_table
-from dtrain.conformance.results import Conformance
+from dtrain.conformance.corpus import CorpusProgram
+from dtrain.conformance.layouts import DTRAIN, LAYOUTS, STOCK
+from dtrain.conformance.page import as_page
+from dtrain.conformance.results import ERROR, SAME, WRONG, Conformance, ProgramVerdict
+from dtrain.text_table import markdown_of
 
 README = (guide.ROOT / "README.md").read_text(encoding="utf-8")
-MEASURED = Conformance.from_data(json.loads((guide.DOCS / "conformance.json").read_text(encoding="utf-8")))
+DATA = json.loads((guide.DOCS / "conformance.json").read_text(encoding="utf-8"))
+
+
+def run_of(data: dict[str, Any]) -> Conformance:
+    verdicts = {
+        strategy: {
+            side: {name: ProgramVerdict(*verdict) for name, verdict in found.items()}
+            for side, found in sides.items()
+        }
+        for strategy, sides in data["verdicts"].items()
+    }
+    programs = [CorpusProgram(**each) for each in data["programs"]]
+    return Conformance(**{**data, "programs": programs, "verdicts": verdicts})
+
+
+MEASURED = run_of(DATA)
 
 
 def test_it_can_be_read_to_its_end() -> None:
@@ -30,8 +49,20 @@ def test_four_lines_are_added_to_an_ordinary_script() -> None:
 
 
 def test_its_table_of_conformance_is_the_measured_one() -> None:
-    assert short_table(MEASURED) in README
-    assert f"runs {len(MEASURED.counted())} short, ordinary programs" in README
+    programs = MEASURED.counted()
+    rows = []
+    for strategy in MEASURED.verdicts:
+        right, wrong, error = (MEASURED.count(strategy, STOCK, each) for each in (SAME, WRONG, ERROR))
+        ours = MEASURED.count(strategy, DTRAIN, SAME)
+        name, total = LAYOUTS[strategy].class_name, len(programs)
+        rows.append([f"`{name}`", f"{right} of {total}", str(wrong), str(error), f"{ours} of {total}"])
+    heads = ["strategy", "stock: right", "wrong", "error", "dtrain: right"]
+    assert markdown_of(heads, rows) in README
+    assert f"runs {len(programs)} short, ordinary programs" in README
+
+
+def test_the_data_of_conformance_are_those_that_the_command_writes() -> None:
+    assert MEASURED.as_data() == DATA
 
 
 def test_the_page_of_conformance_is_the_measured_one() -> None:

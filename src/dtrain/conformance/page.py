@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtrain.conformance.corpus import RTOL
-from dtrain.conformance.layouts import DTRAIN, LAYOUTS, SIDES, STOCK
+from dtrain.conformance.layouts import LAYOUTS, SIDES
 from dtrain.conformance.results import ERROR, SAME, WRONG, Conformance, ProgramVerdict
 from dtrain.plain_text import cleaned
 from dtrain.text_table import markdown_of
@@ -61,22 +61,6 @@ def summary_table(run: Conformance) -> str:
             cells += [f"{first} of {total}" if first else "", *others]
         rows.append(cells)
     return markdown_of(heads, rows)
-
-
-def short_table(run: Conformance) -> str:
-    """The table for the README, with the failures of the stock side only; both sides must have run."""
-    total = len(run.counted())
-    rows = [
-        [
-            f"`{LAYOUTS[strategy].class_name}`",
-            f"{run.count(strategy, STOCK, SAME)} of {total}",
-            str(run.count(strategy, STOCK, WRONG)),
-            str(run.count(strategy, STOCK, ERROR)),
-            f"{run.count(strategy, DTRAIN, SAME)} of {total}",
-        ]
-        for strategy in run.verdicts
-    ]
-    return markdown_of(["strategy", "stock: right", "wrong", "error", "dtrain: right"], rows)
 
 
 def _sides(run: Conformance) -> list[str]:

@@ -79,26 +79,6 @@ class Conformance:
             },
         }
 
-    @classmethod
-    def from_data(cls, data: dict[str, Any]) -> Conformance:
-        """A run from the data that `as_data` gives."""
-        return cls(
-            programs=[CorpusProgram(**each) for each in data["programs"]],
-            versions=data["versions"],
-            processor=data["processor"],
-            cores=data["cores"],
-            command=data["command"],
-            verdicts={
-                strategy: {
-                    side: {name: ProgramVerdict(*verdict) for name, verdict in found.items()}
-                    for side, found in sides.items()
-                }
-                for strategy, sides in data["verdicts"].items()
-            },
-            absent=data["absent"],
-            seconds=data["seconds"],
-        )
-
 
 def compare(program: CorpusProgram, found: ProgramAnswer, expected: ProgramAnswer) -> ProgramVerdict:
     """Compare an answer with one device's: whole numbers and text exactly, others within the tolerance."""
