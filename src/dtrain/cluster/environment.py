@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
+from dtrain.errors import ClusterConfigError
 from dtrain.topology import Topology
 
 
@@ -60,3 +61,30 @@ class Environment(abc.ABC):
     def without(self, env: Mapping[str, str]) -> dict[str, str]:
         """The variables of `env` for a process that is no task of such a job."""
         return {name: value for name, value in env.items() if not name.startswith(self.variables)}
+
+
+def checked_topology(
+    jobs: Mapping[str, tuple[str, ...]], job: str, index: int, *, label: str, hint: str
+) -> Topology:
+    """The topology of a job that variables describe.
+
+    Raises:
+        ClusterConfigError: the job is invalid.
+    """
+    try:
+        return Topology(jobs, job, index)
+    except ClusterConfigError as error:
+        problem = f"The variables of {label} describe no valid job: {error.message}"
+        raise ClusterConfigError(problem, hint=hint) from None
+
+
+def whole_number(name: str, text: str, *, hint: str) -> int:
+    """The whole number of at most six digits in the text of a variable.
+
+    Raises:
+        ClusterConfigError: the text is no such number.
+    """
+    text = text.strip()
+    if not (text.isascii() and text.isdigit() and len(text) < 7):
+        raise ClusterConfigError(f"{name} is {text!r}, not a whole number.", hint=hint)
+    return int(text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from dtrain.cluster.environment import Environment
+from dtrain.cluster.environment import Environment, checked_topology, whole_number
 from dtrain.errors import ClusterConfigError
 from dtrain.topology import Topology
 
@@ -48,8 +48,8 @@ class JobSet(Environment):
             ClusterConfigError: the variables describe no valid job.
         """
         jobset, job = os.environ[_NAME].strip(), os.environ[_REPLICATED_JOB].strip()
-        index = _whole(_POD_INDEX, os.environ.get(_POD_INDEX, ""))
-        if _whole(_JOB_INDEX, os.environ.get(_JOB_INDEX, "0")):
+        index = whole_number(_POD_INDEX, os.environ.get(_POD_INDEX, ""), hint=_HINT)
+        if whole_number(_JOB_INDEX, os.environ.get(_JOB_INDEX, "0"), hint=_HINT):
             raise ClusterConfigError(
                 f"{_JOB_INDEX} is {os.environ[_JOB_INDEX]}, but here each replicated job has one Job.",
                 hint=_HINT,
@@ -58,12 +58,7 @@ class JobSet(Environment):
             name: tuple(f"{host_name(jobset, name, pod)}:{PORT}" for pod in range(number))
             for name, number in _numbers(os.environ[TASKS_VARIABLE]).items()
         }
-        try:
-            return Topology(jobs, job, index)
-        except ClusterConfigError as error:
-            raise ClusterConfigError(
-                f"The variables of {self.label} describe no valid job: {error.message}", hint=_HINT
-            ) from None
+        return checked_topology(jobs, job, index, label=self.label, hint=_HINT)
 
     def without(self, env: Mapping[str, str]) -> dict[str, str]:
         """The variables of `env` for a process that is no task; those of a pod of another job stay."""
@@ -85,12 +80,5 @@ def _numbers(text: str) -> dict[str, int]:
                 f"{TASKS_VARIABLE} is {text!r}, which is not a list of names with numbers.",
                 hint="It should look like worker=4 or chief=1,worker=4,ps=2.",
             )
-        found[name] = _whole(TASKS_VARIABLE, number)
+        found[name] = whole_number(TASKS_VARIABLE, number, hint=_HINT)
     return found
-
-
-def _whole(name: str, text: str) -> int:
-    text = text.strip()
-    if not (text.isascii() and text.isdigit() and len(text) < 7):
-        raise ClusterConfigError(f"{name} is {text!r}, not a whole number.", hint=_HINT)
-    return int(text)

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from dtrain.cluster.environment import Environment
+from dtrain.cluster.environment import Environment, checked_topology, whole_number
 from dtrain.errors import ClusterConfigError
 from dtrain.topology import Topology
 
@@ -46,22 +46,11 @@ class KubeflowTrainJob(Environment):
             raise ClusterConfigError(
                 f"{_FIRST} names no first node.", hint="Call topology() only if the environment was detected."
             )
-        port = _whole(_PORT, os.environ.get(_PORT, "29500"))
-        hosts = [f"{first['stem']}{node}{first['domain']}" for node in range(_whole(_NUMBER))]
-        try:
-            return Topology({"worker": tuple(f"{host}:{port}" for host in hosts)}, "worker", _whole(_INDEX))
-        except ClusterConfigError as error:
-            raise ClusterConfigError(
-                f"The variables of {self.label} describe no valid job: {error.message}", hint=_HINT
-            ) from None
+        port = whole_number(_PORT, os.environ.get(_PORT, "29500"), hint=_HINT)
+        number, index = (whole_number(name, os.environ[name], hint=_HINT) for name in (_NUMBER, _INDEX))
+        workers = tuple(f"{first['stem']}{node}{first['domain']}:{port}" for node in range(number))
+        return checked_topology({"worker": workers}, "worker", index, label=self.label, hint=_HINT)
 
     def without(self, env: Mapping[str, str]) -> dict[str, str]:
         """The variables of `env` for a process that is no task; those that torchrun itself has set stay."""
         return super().without(env) if _FIRST_HOST.fullmatch(env.get(_FIRST, "").strip()) else dict(env)
-
-
-def _whole(name: str, text: str | None = None) -> int:
-    text = (os.environ[name] if text is None else text).strip()
-    if not (text.isascii() and text.isdigit() and len(text) < 7):
-        raise ClusterConfigError(f"{name} is {text!r}, not a whole number.", hint=_HINT)
-    return int(text)

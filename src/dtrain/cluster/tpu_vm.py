@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from dtrain.cluster.environment import Environment
+from dtrain.cluster.environment import Environment, checked_topology
 from dtrain.errors import ClusterConfigError
 from dtrain.topology import Topology
 
@@ -44,14 +44,8 @@ class TPUHosts(Environment):
         hint = f"{_INDEX} is the number of this host in {_HOSTS}, from 0. Cloud TPU and GKE set both."
         if not (index.isascii() and index.isdigit()):
             raise ClusterConfigError(f"{_INDEX} is {index!r}, not a whole number.", hint=hint)
-        try:
-            return Topology(
-                {"worker": tuple(f"{host}:{PORT}" for host in _hosts(os.environ))}, "worker", int(index)
-            )
-        except ClusterConfigError as error:
-            raise ClusterConfigError(
-                f"The variables of {self.label} describe no valid job: {error.message}", hint=hint
-            ) from None
+        workers = tuple(f"{host}:{PORT}" for host in _hosts(os.environ))
+        return checked_topology({"worker": workers}, "worker", int(index), label=self.label, hint=hint)
 
     def without(self, env: Mapping[str, str]) -> dict[str, str]:
         """The variables of `env` for a process that is no task; those of a TPU VM of one host stay."""
