@@ -86,8 +86,7 @@ def stuck_timeout() -> float:
 
 def attempt() -> int:
     """How many times the launcher or Ray Train has restarted the whole job (DTRAIN_ATTEMPT), from 0."""
-    text = os.environ.get("DTRAIN_ATTEMPT", "").strip()
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return whole_number("DTRAIN_ATTEMPT") or 0
 
 
 def restarted_job() -> str | None:
@@ -129,8 +128,7 @@ def spare() -> tuple[int, int] | None:
 
 def full_workers() -> int | None:
     """The number of workers of the job when none is absent (DTRAIN_WORKERS_MAX), or None if unknown."""
-    text = os.environ.get("DTRAIN_WORKERS_MAX", "").strip()
-    return int(text) if text.isascii() and text.isdigit() and int(text) else None
+    return whole_number("DTRAIN_WORKERS_MAX") or None
 
 
 def rejoin_seconds() -> float:
@@ -176,15 +174,7 @@ def first_port() -> int | None:
     Raises:
         ConfigurationError: the variable is no port from 1 to 65535.
     """
-    text = os.environ.get("DTRAIN_PORT", "").strip()
-    if not text:
-        return None
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 65535):
-        raise ConfigurationError(
-            f"DTRAIN_PORT is {text!r}, not a port from 1 to 65535.",
-            hint="Set it to a number such as 29400, or unset it.",
-        )
-    return int(text)
+    return _positive("DTRAIN_PORT", 65535, "a port from 1 to 65535", example=29400)
 
 
 def google_metadata_address() -> str | None:
@@ -208,13 +198,17 @@ def devices_per_worker() -> int | None:
     Raises:
         ConfigurationError: the variable is not an integer of at least 1.
     """
-    text = os.environ.get("DTRAIN_DEVICES_PER_WORKER", "").strip()
+    return _positive("DTRAIN_DEVICES_PER_WORKER", math.inf, "an integer of at least 1", example=2)
+
+
+def _positive(name: str, most: float, wanted: str, *, example: int) -> int | None:
+    text = os.environ.get(name, "").strip()
     if not text:
         return None
-    if not (text.isascii() and text.isdigit() and int(text) >= 1):
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
         raise ConfigurationError(
-            f"DTRAIN_DEVICES_PER_WORKER is {text!r}, not an integer of at least 1.",
-            hint="Set it to a number such as 2, or unset it.",
+            f"{name} is {text!r}, not {wanted}.",
+            hint=f"Set it to a number such as {example}, or unset it.",
         )
     return int(text)
 
