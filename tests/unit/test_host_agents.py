@@ -40,18 +40,15 @@ class Connection:
     def send(self, message: HostMessage) -> None:
         self.sent.append(message)
 
-    def close(self) -> None:
-        pass
-
 
 def an_agent() -> tuple[Agent, Connection, Inbox]:
     connection, inbox = Connection(), Inbox()
-    return Agent(connection, inbox, Welcome("s" * 40, sys.executable)), connection, inbox
+    return Agent(connection.send, inbox, Welcome("s" * 40, sys.executable)), connection, inbox
 
 
 def a_node(session: Session, address: str = "") -> tuple[RemoteAgent, Connection]:
     connection = Connection()
-    return RemoteAgent(connection, hello(1, "b", 2, address, ""), session), connection
+    return RemoteAgent(connection.send, hello(1, "b", 2, address, ""), session), connection
 
 
 def test_a_task_that_is_started_on_a_lost_agent_has_ended() -> None:
@@ -144,7 +141,7 @@ def elastic() -> Iterator[tuple[NodesLauncher, Server]]:
     launcher, server = NodesLauncher(Session(), spec), Server()
     launcher._server = server  # type: ignore[assignment]
     with launcher.session.opened():
-        launcher._register(Connection(), hello(0, "a", 2, "", ""))
+        launcher._register(print, hello(0, "a", 2, "", ""))
         yield launcher, server
     for timer in launcher._late:
         timer.cancel()
@@ -259,11 +256,11 @@ def test_the_workers_of_hosts_with_spares() -> None:
 def test_a_job_by_ssh_does_without_hosts_beyond_those_that_it_needs() -> None:
     launcher = by_ssh({"localhost": 2, "b": 2, "c": 2}, most=2, fewest=2)
     with launcher.session.opened():
-        launcher._register(Connection(), hello(0, "a", 2, "", ""))
+        launcher._register(print, hello(0, "a", 2, "", ""))
         launcher._fail(ConfigurationError("b: no script"))  # its agent says why,
         launcher._fail(PeerMissingError("b ended"))  # and then ends
         assert launcher._failure is None and launcher._missing(1.0) == ""
-        launcher._register(Connection(), hello(2, "c", 2, "", ""))
+        launcher._register(print, hello(2, "c", 2, "", ""))
         assert launcher._missing(1.0) is None
         launcher._fail(PeerMissingError("c ended"))
     assert str(launcher._failure) == "b: no script"

@@ -25,7 +25,7 @@ from dtrain.cluster.gpu_shares import gpu_shares
 from dtrain.cluster.gpus import visible_gpus
 from dtrain.cluster.interfaces import interface_address
 from dtrain.errors import ConfigurationError, PeerMismatchError
-from dtrain.launch.hosts.connection import HostConnection, PipeConnection
+from dtrain.launch.hosts.connection import PipeConnection
 from dtrain.launch.hosts.control_plane import LEASE
 from dtrain.launch.hosts.messages import (
     Answer,
@@ -102,7 +102,7 @@ class Agent:
     """Runs tasks of one job on this host.
 
     Args:
-        connection: the connection to the coordinator, which has accepted this agent.
+        send: sends a message to the coordinator, which has accepted this agent.
         inbox: receives the coordinator's messages.
         welcome: the coordinator's first answer.
         gpus: one value of CUDA_VISIBLE_DEVICES for each worker; empty for all.
@@ -114,13 +114,13 @@ class Agent:
 
     def __init__(
         self,
-        connection: HostConnection,
+        send: Callable[[HostMessage], None],
         inbox: Inbox,
         welcome: Welcome,
         gpus: Sequence[str] = (),
         interface: str = "",
     ) -> None:
-        self._connection = connection
+        self._send = send
         self._interface = interface
         self._inbox = inbox
         self._python = welcome.python
@@ -174,15 +174,15 @@ class Agent:
         if isinstance(event, LocalProcess):
             ago = max(0.0, time.monotonic() - event.ended_at)
             code = -signal.SIGKILL if event.exit_code is None else event.exit_code
-            self._connection.send(Exited(self._starts[event], code, ago))
+            self._send(Exited(self._starts[event], code, ago))
         elif isinstance(event, int):
             if event:
                 self.signals.append(event)
-                self._connection.send(Signalled(event))
+                self._send(Signalled(event))
         elif isinstance(event, RemoveNote):
             self._removals.append(event.path)
         elif not isinstance(event, TaskHandle):
-            self._connection.send(Report(line_of(event)))
+            self._send(Report(line_of(event)))
 
     def _execute(self, message: HostMessage) -> None:
         if isinstance(message, Reserve):
@@ -203,9 +203,9 @@ class Agent:
         try:
             ports = self._ports.enter_context(reserve_ports(message.count))
         except ConfigurationError as error:
-            self._connection.send(Reserved(message.request, [], str(error)))
+            self._send(Reserved(message.request, [], str(error)))
         else:
-            self._connection.send(Reserved(message.request, ports))
+            self._send(Reserved(message.request, ports))
 
     def _start(self, message: Start) -> None:
         task = Task(message.job, message.index)
@@ -216,10 +216,10 @@ class Agent:
                 [TaskCommand(task, [*command, *message.command[1:]], self._environment(message.env))]
             )
         except OSError as error:
-            self._connection.send(Started(message.id, 0, str(error)))
+            self._send(Started(message.id, 0, str(error)))
             return
         self._processes[message.id], self._starts[process] = process, message.id
-        self._connection.send(Started(message.id, process.pid))
+        self._send(Started(message.id, process.pid))
 
     def _environment(self, changed: Mapping[str, str | None]) -> dict[str, str]:
         env: dict[str, str | None] = {**without_task(os.environ), **changed}
@@ -246,10 +246,10 @@ class Agent:
             value = process.listens(message.ports)
         elif message.what == "signal" and message.pid is not None:
             value = process.signal_member(message.pid, message.signum)
-        self._connection.send(Answer(message.request, value))
+        self._send(Answer(message.request, value))
 
     def _forward(self, task: Task, line: str, to: str) -> None:
-        self._connection.send(OutputLine(self._ids[task], to, line))
+        self._send(OutputLine(self._ids[task], to, line))
 
 
 class _ForwardedConsole(Console):
@@ -296,7 +296,7 @@ def main() -> int:
         welcome = inbox.get()
         if not isinstance(welcome, Welcome):
             return 1
-        found = Agent(connection, inbox, welcome, gpus, invite.interface).run(ended.is_set)
+        found = Agent(connection.send, inbox, welcome, gpus, invite.interface).run(ended.is_set)
         return 1 if found is None else 0
     except (PeerMismatchError, ConfigurationError) as error:
         connection.send(Refused(error.message, error.hint))

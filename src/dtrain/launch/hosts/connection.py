@@ -1,6 +1,6 @@
-"""The interface of connections between agent and coordinator, and the connection over the pipes of `ssh`.
+"""The connection between agent and coordinator over the pipes of `ssh`.
 
-`control_plane` has the connection over sockets. In a pipe, each message is a line of JSON. A side that has
+`control_plane` has the one over sockets. In a pipe, each message is a line of JSON. A side that has
 sent nothing for a second sends an empty line, so that the other side can detect a broken link by its silence.
 """
 
@@ -12,7 +12,6 @@ import queue
 import select
 import threading
 from collections.abc import Callable
-from typing import Protocol
 
 from dtrain.errors import PeerMismatchError
 from dtrain.launch.hosts.link import BEAT
@@ -20,16 +19,6 @@ from dtrain.launch.hosts.messages import LONGEST, HostMessage, Malformed, encode
 
 _WAITING = 1024  # queued messages beyond which `send` blocks
 _CLOSE_SECONDS = 3.0  # seconds to write the last messages
-
-
-class HostConnection(Protocol):
-    """Sends messages to the other side; received messages go to the callback given at its construction."""
-
-    def send(self, message: HostMessage) -> None:
-        """Send a message; messages arrive in the order in which they were sent."""
-
-    def close(self) -> None:
-        """Send the queued messages, for a few seconds at most, and close the connection."""
 
 
 class PipeConnection:

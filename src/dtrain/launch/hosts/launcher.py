@@ -23,7 +23,7 @@ from dtrain import __version__, task_messages
 from dtrain.cluster import without_task
 from dtrain.cluster.sockets import beyond_loopback, loopback_host
 from dtrain.errors import ConfigurationError, DtrainError, PeerMismatchError, PeerMissingError, ProcessEnd
-from dtrain.launch.hosts.connection import HostConnection, PipeConnection
+from dtrain.launch.hosts.connection import PipeConnection
 from dtrain.launch.hosts.control_plane import LOST
 from dtrain.launch.hosts.messages import (
     End,
@@ -86,7 +86,7 @@ class HostsLauncher(Launcher):
             finally:
                 self._over = True
                 for agent in self._present():
-                    agent.connection.send(End(self._status))
+                    agent.send(End(self._status))
 
     def slots(self) -> int:
         """The number of workers for which the present hosts have room."""
@@ -157,7 +157,7 @@ class HostsLauncher(Launcher):
     def kill_rest(self) -> None:
         """Have the agents kill what ended tasks have left; each does so before it starts another task."""
         for agent in self._present():
-            agent.connection.send(KillRest())
+            agent.send(KillRest())
 
     @contextlib.contextmanager
     def _agent_over_pipes(self, command: Sequence[str], invite: Invite) -> Iterator[None]:
@@ -231,7 +231,7 @@ class HostsLauncher(Launcher):
             elif found:
                 self._receive(found[0], message)
             elif isinstance(message, Hello):
-                agent = self._register(connection, message)
+                agent = self._register(connection.send, message)
                 if agent is not None:
                     found.append(agent)
                 else:
@@ -291,18 +291,18 @@ class HostsLauncher(Launcher):
             )
         return None
 
-    def _register(self, connection: HostConnection, hello: Hello) -> RemoteAgent | None:
+    def _register(self, send: Callable[[HostMessage], None], hello: Hello) -> RemoteAgent | None:
         """Take an agent into the job, or refuse it."""
         with self._changed:
             problem = self._problem(hello)
             if problem is not None:
-                connection.send(problem)
+                send(problem)
                 self._refusals.append(problem)
                 self.session.say(f"Refused: {problem.reason}")
                 return None
-            agent = self._agents[hello.node] = RemoteAgent(connection, hello, self.session)
+            agent = self._agents[hello.node] = RemoteAgent(send, hello, self.session)
             secret = self.session.secret().read_text(encoding="ascii").strip()
-            connection.send(Welcome(secret, sys.executable))
+            send(Welcome(secret, sys.executable))
             self._changed.notify_all()
         return agent
 

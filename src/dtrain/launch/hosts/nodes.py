@@ -6,13 +6,13 @@ They connect over the control plane, so nodes on several hosts must have the sam
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from dtrain.cluster import secret, settings
 from dtrain.cluster.interfaces import interface_address
@@ -159,7 +159,7 @@ class NodesLauncher(HostsLauncher):
                 self._late.append(late)
                 self.session.say(f"Node {hello.node} ({hello.host}) waits until {other} counts as lost.")
                 return
-            found = self._register(_NodeConnection(server, peer), hello)
+            found = self._register(functools.partial(server.send, peer), hello)
             if found is not None:
                 self._connected[peer] = found
                 waits = ", and waits as a spare" if len(self._present()) > self._nodes.most else ""
@@ -183,20 +183,6 @@ class NodesLauncher(HostsLauncher):
             waiting = self._waiting.pop(agent.hello.node, None)
             if waiting is not None and self._server is not None:
                 self._join(self._server, *waiting)
-
-
-@dataclass
-class _NodeConnection:
-    """The connection to one agent over the control plane."""
-
-    server: ControlServer
-    name: bytes
-
-    def send(self, message: HostMessage) -> None:
-        self.server.send(self.name, message)
-
-    def close(self) -> None:
-        pass
 
 
 def join_nodes(nodes: Nodes, command: Sequence[str]) -> int:
@@ -225,7 +211,7 @@ def join_nodes(nodes: Nodes, command: Sequence[str]) -> int:
     try:
         welcome = _welcomed(nodes, client, inbox, command)
         watch = _CoordinatorWatch(host, port, client)
-        agent = Agent(client, inbox, welcome, nodes.gpus, nodes.interface or "")
+        agent = Agent(client.send, inbox, welcome, nodes.gpus, nodes.interface or "")
         end = agent.run(watch.cut_off)
     finally:
         client.close()

@@ -24,9 +24,9 @@ from typing import IO
 from dtrain import errors
 from dtrain.cluster import without_task
 from dtrain.errors import ConfigurationError, PeerMissingError, ProcessEnd, RayError
-from dtrain.launch.hosts.connection import HostConnection, PipeConnection
+from dtrain.launch.hosts.connection import PipeConnection
 from dtrain.launch.hosts.launcher import HostsLauncher
-from dtrain.launch.hosts.messages import Hello, Invite
+from dtrain.launch.hosts.messages import Hello, HostMessage, Invite
 from dtrain.launch.hosts.ray_driver import Order, ordered
 from dtrain.launch.hosts.remote import RemoteAgent, RemoteTask
 from dtrain.launch.hosts.ssh import passed_environment, script_of
@@ -210,8 +210,8 @@ class RayLauncher(HostsLauncher):
             )
             self._links = [*(each for each in self._links if not each[1].ended), (link, connection)]
 
-    def _register(self, connection: HostConnection, hello: Hello) -> RemoteAgent | None:
-        found = super()._register(connection, hello)
+    def _register(self, send: Callable[[HostMessage], None], hello: Hello) -> RemoteAgent | None:
+        found = super()._register(send, hello)
         self.session.events.put(0)  # an elastic job may grow
         return found
 

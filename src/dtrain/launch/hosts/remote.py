@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from dtrain.launch.hosts.connection import HostConnection
 from dtrain.launch.hosts.messages import (
     Answer,
     Ask,
     Exited,
     Hello,
+    HostMessage,
     OutputLine,
     Reserve,
     Reserved,
@@ -37,7 +37,7 @@ class RemoteAgent:
     """The agent of one host.
 
     Args:
-        connection: the connection to the agent.
+        send: sends a message to the agent, after those that were sent before.
         hello: the agent's first message.
         session: receives the exits of tasks, and shows their output.
 
@@ -46,8 +46,8 @@ class RemoteAgent:
         lost: whether the agent is gone; its tasks then have ended, or end before others replace them.
     """
 
-    def __init__(self, connection: HostConnection, hello: Hello, session: Session) -> None:
-        self.connection = connection
+    def __init__(self, send: Callable[[HostMessage], None], hello: Hello, session: Session) -> None:
+        self.send = send
         self.hello = hello
         self.lost = False
         self._session = session
@@ -84,7 +84,7 @@ class RemoteAgent:
     def reserve(self, count: int) -> int:
         """Ask the agent to reserve ports; returns the number of the request, for `answer`."""
         number = self._ask()
-        self.connection.send(Reserve(number, count))
+        self.send(Reserve(number, count))
         return number
 
     def start(
@@ -100,7 +100,7 @@ class RemoteAgent:
         number = self._ask()
         handle = self._tasks[number] = (make or RemoteTask)(self, number, command.task, self._session)
         task = command.task
-        self.connection.send(Start(number, task.job, task.index, list(command.command), dict(env)))
+        self.send(Start(number, task.job, task.index, list(command.command), dict(env)))
         if self.lost:  # `lose` may have run before this task was in `_tasks`
             handle.ended(-signal.SIGKILL, 0.0)
         return handle
@@ -108,7 +108,7 @@ class RemoteAgent:
     def ask(self, id: int, what: str, patience: float = 0.0, **about: object) -> bool:
         """Ask about a task (see `messages.Ask`); returns the answer, or False if none came in time."""
         number = self._ask()
-        self.connection.send(Ask(number, id, what, patience=patience, **about))  # type: ignore[arg-type]
+        self.send(Ask(number, id, what, patience=patience, **about))  # type: ignore[arg-type]
         found = self.answer(number, _ANSWER + 2 * patience)
         return isinstance(found, Answer) and found.value
 
@@ -154,7 +154,7 @@ class RemoteTask(TaskHandle):
     def signal(self, signum: int) -> None:
         """Send a signal to the task's process group."""
         if self.exit_code is None and not self._agent.lost:
-            self._agent.connection.send(SendSignal(self.id, signum))
+            self._agent.send(SendSignal(self.id, signum))
 
     def join_output(self, patience: float = 2.0) -> None:
         """Wait until the agent has sent all that the task wrote."""
