@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -158,6 +158,34 @@ class LocalProcess(TaskHandle):
             self._catch_up()
         self.exit_code = code
         self._on_exit(self)
+
+
+@contextlib.contextmanager
+def piped(
+    command: Sequence[str], env: Mapping[str, str], patience: Callable[[], float]
+) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes], IO[bytes]]]:
+    """Run a process that is no task inside the context; yields it, its input, its output and its errors.
+
+    Args:
+        command: the argument vector.
+        env: the whole environment of the process.
+        patience: called when the context ends; the seconds after which the process is killed.
+    """
+    pipe = subprocess.PIPE
+    arguments = [*bound_to_launcher(), *command]
+    process = subprocess.Popen(
+        arguments, env=dict(env), stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+    )
+    if process.stdin is None or process.stdout is None or process.stderr is None:
+        raise RuntimeError("pipes were asked for")
+    try:
+        yield process, process.stdin, process.stdout, process.stderr
+    finally:
+        try:
+            process.wait(patience())
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def bound_to_launcher() -> list[str]:

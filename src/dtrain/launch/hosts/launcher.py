@@ -10,7 +10,6 @@ import contextlib
 import os
 import platform
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -41,7 +40,7 @@ from dtrain.launch.hosts.messages import (
 from dtrain.launch.hosts.remote import RemoteAgent, RemoteTask
 from dtrain.launch.launcher import Assignment, Launcher
 from dtrain.launch.local_launcher import guarded, new_mark
-from dtrain.launch.local_process import bound_to_launcher
+from dtrain.launch.local_process import piped
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
 from dtrain.launch.task_handle import TaskCommand
@@ -165,46 +164,33 @@ class HostsLauncher(Launcher):
 
         When the context ends, the agent's input is closed: it ends its tasks and itself.
         """
-        process = subprocess.Popen(
-            [*bound_to_launcher(), *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            # An agent takes its addresses from SSH_CONNECTION; that of the user's own login would be wrong.
-            env={name: value for name, value in os.environ.items() if name != "SSH_CONNECTION"},
-        )
-        if process.stdin is None or process.stdout is None or process.stderr is None:
-            raise RuntimeError("pipes were asked for")
+        # An agent takes its addresses from SSH_CONNECTION; that of the user's own login would be wrong.
+        env = {name: value for name, value in os.environ.items() if name != "SSH_CONNECTION"}
         output: deque[str] = deque(maxlen=50)
-        errors = threading.Thread(
-            target=self._show_errors, args=(process.stderr, invite.host, output), daemon=True
-        )
-        errors.start()
         found: list[RemoteAgent] = []
-
-        def why() -> DtrainError:
-            status = process.wait()
-            errors.join(_END_SECONDS)
-            last = output[-1] if output else "it said nothing"
-            return PeerMissingError(
-                f"dtrain could not be started on {invite.host} (status {status}): {last}",
-                hint=self._hint_for(invite.host, status, "\n".join(output)),
+        with piped(command, env, lambda: _END_SECONDS if found else 0.0) as (process, stdin, stdout, stderr):
+            errors = threading.Thread(
+                target=self._show_errors, args=(stderr, invite.host, output), daemon=True
             )
+            errors.start()
 
-        reading, writing = os.dup(process.stdout.fileno()), os.dup(process.stdin.fileno())
-        process.stdin.close()
-        process.stdout.close()
-        connection = self._handshake(reading, writing, invite, found, why)
-        try:
-            yield
-        finally:
-            connection.close()
+            def why() -> DtrainError:
+                status = process.wait()
+                errors.join(_END_SECONDS)
+                last = output[-1] if output else "it said nothing"
+                return PeerMissingError(
+                    f"dtrain could not be started on {invite.host} (status {status}): {last}",
+                    hint=self._hint_for(invite.host, status, "\n".join(output)),
+                )
+
+            reading, writing = os.dup(stdout.fileno()), os.dup(stdin.fileno())
+            stdin.close()
+            stdout.close()
+            connection = self._handshake(reading, writing, invite, found, why)
             try:
-                process.wait(_END_SECONDS if found else 0.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                yield
+            finally:
+                connection.close()
 
     def _handshake(
         self,

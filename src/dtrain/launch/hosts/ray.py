@@ -30,7 +30,7 @@ from dtrain.launch.hosts.messages import Hello, HostMessage, Invite
 from dtrain.launch.hosts.ray_driver import Order, ordered
 from dtrain.launch.hosts.remote import RemoteAgent, RemoteTask
 from dtrain.launch.hosts.ssh import passed_environment, script_of
-from dtrain.launch.local_process import bound_to_launcher
+from dtrain.launch.local_process import piped
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
 from dtrain.launch.task_handle import TaskCommand
@@ -104,36 +104,23 @@ class RayLauncher(HostsLauncher):
     @contextlib.contextmanager
     def _driver(self, path: Path) -> Iterator[None]:
         """Run Ray's driver inside the context. At the end it has left the cluster, and no agent is left."""
-        process = subprocess.Popen(
-            [*bound_to_launcher(), *_DRIVER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env=without_task(os.environ),
-        )
-        if process.stdin is None or process.stdout is None or process.stderr is None:
-            raise RuntimeError("pipes were asked for")
         output: deque[str] = deque(maxlen=50)
-        listener = threading.Thread(target=self._listen, args=(process.stderr, output), daemon=True)
-        listener.start()
-        about = process, process.stdout, listener, output
-        threading.Thread(target=self._follow, args=about, daemon=True).start()
-        wanted = self._wanted
+        wanted, env = self._wanted, without_task(os.environ)
         order = Order(wanted.address, self._bundles(), self._fewest, wanted.placement.upper(), str(path))
-        with contextlib.suppress(OSError):  # it has ended: `_follow` says why
-            process.stdin.write(ordered(order))
-            process.stdin.flush()
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
+        with piped(_DRIVER, env, lambda: _END_SECONDS if self._addresses else 0.0) as about:
+            process, stdin, stdout, stderr = about
+            listener = threading.Thread(target=self._listen, args=(stderr, output), daemon=True)
+            listener.start()
+            follower = process, stdout, listener, output
+            threading.Thread(target=self._follow, args=follower, daemon=True).start()
+            with contextlib.suppress(OSError):  # it has ended: `_follow` says why
+                stdin.write(ordered(order))
+                stdin.flush()
             try:
-                process.wait(_END_SECONDS if self._addresses else 0.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                yield
+            finally:
+                with contextlib.suppress(OSError):
+                    stdin.close()
 
     def _bundles(self) -> list[dict[str, float]]:
         wanted = self._wanted
