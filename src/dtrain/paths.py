@@ -1,6 +1,6 @@
 """Validates paths where they are given, and replaces files atomically.
 
-It does not look at what is at a path.
+It reads no file.
 """
 
 from __future__ import annotations
@@ -29,6 +29,19 @@ def checked_path(name: str, path: str | os.PathLike[str]) -> str:
             f"{name}={path!r} is not a path.", hint=f"set {name} to the path of a folder"
         )
     return found
+
+
+def check_script(path: str) -> None:
+    """Check that there is a script, which may be a directory or a zip file with a `__main__`.
+
+    Raises:
+        ConfigurationError: there is nothing at this path.
+    """
+    if not Path(path).exists():
+        raise ConfigurationError(
+            f"There is no script {path!r} in {Path.cwd()}.",
+            hint="Check the path, or write -m before the name of a module.",
+        )
 
 
 @contextlib.contextmanager

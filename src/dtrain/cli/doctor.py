@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from dtrain.errors import ConfigurationError
 from dtrain.option_fields import positive_integer, seconds
+from dtrain.paths import check_script
 from dtrain.plain_text import cleaned
 
 if TYPE_CHECKING:
@@ -131,11 +132,8 @@ def _check_arguments(args: argparse.Namespace) -> None:
         )
     if asked and args.script is None:
         raise ConfigurationError(f"{asked} needs a script.", hint=f"dtrain doctor {asked} script.py")
-    if asked and not args.is_module and not Path(args.script).exists():
-        raise ConfigurationError(
-            f"There is no script {args.script!r} in {Path.cwd()}.",
-            hint="Check the path, or write -m before the name of a module.",
-        )
+    if asked and not args.is_module:
+        check_script(args.script)
 
 
 def _seconds(text: str) -> float:

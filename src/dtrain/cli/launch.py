@@ -31,6 +31,7 @@ from dtrain.option_fields import (
     positive_integer,
     seconds,
 )
+from dtrain.paths import check_script
 
 HELP = "run a script in several processes, on this machine or on several"
 
@@ -255,22 +256,15 @@ def run(args: argparse.Namespace) -> int:
         ConfigurationError: the script does not exist, or two arguments exclude each other.
     """
     note_placement(args)
-    if args.is_module:
-        target = ["-m", args.script]
-    elif Path(args.script).exists():  # Python also runs a directory or a zip file with a __main__
-        target = [args.script]
-    else:
-        raise ConfigurationError(
-            f"There is no script {args.script!r} in {Path.cwd()}.",
-            hint="Check the path, or write -m before the name of a module.",
-        )
+    if not args.is_module:
+        check_script(args.script)
     options = job_options(args)
     if "ps" in options and args.gpus_per_worker is not None:
         raise ConfigurationError(
             "--gpus-per-worker is for jobs without parameter servers, but --ps was given.",
             hint="Leave it out: each task of such a job sees all GPUs of its machine.",
         )
-    command = [sys.executable, *target, *args.args]
+    command = [sys.executable, *(["-m"] if args.is_module else []), args.script, *args.args]
     cluster = ray_cluster(
         args, given_options(args, own_fields(HostOptions)) | given_options(args, own_fields(NodeOptions))
     )

@@ -19,6 +19,7 @@ from pathlib import Path
 from dtrain.cluster.slurm import outside_job
 from dtrain.errors import ConfigurationError, RunAgain, SchedulerError
 from dtrain.option_fields import option, positive_integer
+from dtrain.paths import check_script
 from dtrain.plain_text import cleaned
 from dtrain.submit.target import JobRequest
 
@@ -105,7 +106,8 @@ def submit(request: JobRequest, options: SlurmOptions) -> int:
     if request.dry_run:
         sys.stdout.write(text)
         return 0
-    _check_script(request.command)
+    if request.command[0] != "-m":
+        check_script(request.command[0])
     if shutil.which("sbatch") is None:
         raise ConfigurationError(
             "There is no sbatch in PATH, and it submits jobs to Slurm.",
@@ -220,14 +222,6 @@ def _output_name(request: JobRequest, options: SlurmOptions, job: str | None) ->
     if job is not None:
         return f"{name}-{job}_*.out" if options.array else f"{name}-{job}.out"
     return f"{name}-%A_%a.out" if options.array else f"{name}-%j.out"
-
-
-def _check_script(command: Sequence[str]) -> None:
-    if command[0] != "-m" and not Path(command[0]).exists():
-        raise ConfigurationError(
-            f"There is no script {command[0]!r} in {Path.cwd()}.",
-            hint="Check the path, or write -m before the name of a module.",
-        )
 
 
 def _given_to_sbatch(text: str) -> str:
