@@ -17,7 +17,6 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 from dtrain import channel, task_hooks
 from dtrain.cluster import secret
@@ -93,11 +92,7 @@ class LocalLauncher(Launcher):
         return LocalSpare(self, command, env, imports)
 
     def start_process(
-        self,
-        command: Sequence[str],
-        env: Mapping[str, str],
-        inherited: Sequence[int] = (),
-        stdin: IO[bytes] | int = subprocess.DEVNULL,
+        self, command: Sequence[str], env: Mapping[str, str], inherited: Sequence[int] = ()
     ) -> LocalProcess:
         """Start a process that is a task or a spare; see `LocalProcess`.
 
@@ -105,13 +100,12 @@ class LocalLauncher(Launcher):
             command: its argument vector.
             env: its whole environment, as `environment` makes it.
             inherited: file descriptors that the process keeps open, besides the pipe for its messages.
-            stdin: its standard input.
         """
         events, listener = self.session.events, self._listener
         if listener is None:
-            return LocalProcess(command, env, events.put, inherited, stdin=stdin)
+            return LocalProcess(command, env, events.put, inherited)
         inherited = (listener.descriptor, *inherited)
-        return LocalProcess(command, env, events.put, inherited, listener.catch_up, stdin)
+        return LocalProcess(command, env, events.put, inherited, listener.catch_up)
 
     def task_environment(self, command: TaskCommand) -> dict[str, str]:
         """The whole environment of a task, based on that of its command; subclasses extend it."""
