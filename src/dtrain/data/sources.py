@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -33,8 +34,8 @@ class Share(NamedTuple):
         return self.files, getattr(self.context, "input_pipeline_id", None)
 
 
-class ExampleSource(Protocol):
-    """A source of examples.
+class ExampleSource(abc.ABC):
+    """A source of examples, by default one that holds no files and gives its examples in one order only.
 
     Attributes:
         name: what it is, for messages.
@@ -45,47 +46,42 @@ class ExampleSource(Protocol):
     """
 
     name: str
-    examples: int | None
-    random_access: bool
-    function: bool
-    counts: tuple[int, ...]
+    examples: int | None = None
+    random_access = False
+    function = False
+    counts: tuple[int, ...] = ()
 
+    @abc.abstractmethod
     def open(self, share: Share) -> Any:
         """A reader of a share: a `Table` or a `Stream`."""
 
     def prepared_by(self, transform: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
         """The function that makes an example of what a reader gives; None if that is the example."""
+        return transform
 
 
-class ArraysInMemory:
+class ArraysInMemory(ExampleSource):
     """Arrays in memory; every worker holds all of them."""
 
-    name, random_access, function = "arrays", True, False
-    counts: tuple[int, ...] = ()
+    name, random_access = "arrays", True
 
     def __init__(self, arrays: Any) -> None:
         self._table = ColumnTable(columns_of(arrays))
-        self.examples: int | None = self._table.examples
+        self.examples = self._table.examples
 
     def open(self, share: Share) -> ColumnTable:
         """As `ExampleSource.open`."""
         return self._table
 
-    def prepared_by(self, transform: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
-        """As `ExampleSource.prepared_by`."""
-        return transform
 
-
-class RecordSource:
+class RecordSource(ExampleSource):
     """Record files; their records are parsed before the user's function gets them."""
-
-    function = False
 
     def __init__(self, records: Records) -> None:
         self._records = records
         self.name = "array-record files" if records.random_access else "TFRecord files"
-        self.examples: int | None = records.examples
-        self.random_access, self.counts = records.random_access, records.counts
+        self.examples, self.counts = records.examples, records.counts
+        self.random_access = records.random_access
 
     def open(self, share: Share) -> ArrayRecordTable | RecordStream:
         """As `ExampleSource.open`."""
@@ -103,12 +99,10 @@ class RecordSource:
         return prepare
 
 
-class FunctionSource:
+class FunctionSource(ExampleSource):
     """A user's function `InputContext -> tf.data.Dataset`, which divides the examples itself."""
 
-    name, random_access, function = "a function", False, True
-    counts: tuple[int, ...] = ()
-    examples: int | None = None
+    name, function = "a function", True
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         self._make = make
@@ -116,10 +110,6 @@ class FunctionSource:
     def open(self, share: Share) -> FunctionStream:
         """As `ExampleSource.open`."""
         return FunctionStream(self._make, share.context or tf.distribute.InputContext())
-
-    def prepared_by(self, transform: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
-        """As `ExampleSource.prepared_by`."""
-        return transform
 
 
 def source_of(given: Any) -> ExampleSource:
