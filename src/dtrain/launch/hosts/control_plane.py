@@ -79,6 +79,7 @@ class _Endpoint(threading.Thread):
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # -1 when closed
         self._waking = threading.Lock()  # no write after the close: the number may then be another file's
         self._outbox: collections.deque[tuple[bytes, bytes]] = collections.deque()
+        self._links: dict[bytes, Link] = {}  # by the other side's name
         self._closing_at: float | None = None
         self._poller = zmq.Poller()
         for source in (self._socket, self._monitor, self._wake):
@@ -146,13 +147,15 @@ class _Endpoint(threading.Thread):
             self._socket.send_multipart(frames, zmq.NOBLOCK)
 
     def _link(self, peer: bytes, body: bytes) -> None:
-        raise NotImplementedError
+        if peer in self._links:
+            self._links[peer].send(body)
 
     def _unacknowledged(self) -> int:
-        raise NotImplementedError
+        return sum(link.unacknowledged for link in self._links.values())
 
     def _acknowledge_last(self) -> None:
-        raise NotImplementedError
+        for link in self._links.values():
+            link.acknowledge()
 
     def _on_event(self, event: int, value: int) -> None:
         raise NotImplementedError
@@ -195,7 +198,6 @@ class ControlServer(_Endpoint):
         self._arrived: queue.SimpleQueue[tuple[bytes, bytes] | None] = queue.SimpleQueue()
         self._delivery = threading.Thread(target=self._deliver, name="dtrain-control-delivery", daemon=True)
         self._client_key = z85.decode(key_pair(secret, "client")[0])
-        self._links: dict[bytes, Link] = {}
         self._open: set[int] = set()  # the descriptors of open connections
         self.unauthenticated = 0
         # ZeroMQ asks here whether a client's key is known. Without an answer it would accept every key.
@@ -237,17 +239,6 @@ class ControlServer(_Endpoint):
     def send(self, peer: bytes, message: HostMessage) -> None:
         """Send a message to an agent, now or when it can be reached again."""
         self._put(peer, message)
-
-    def _link(self, peer: bytes, body: bytes) -> None:
-        if peer in self._links:
-            self._links[peer].send(body)
-
-    def _unacknowledged(self) -> int:
-        return sum(link.unacknowledged for link in self._links.values())
-
-    def _acknowledge_last(self) -> None:
-        for link in self._links.values():
-            link.acknowledge()
 
     def _serve(self, ready: dict[object, int]) -> None:
         if self._zap in ready:
@@ -330,7 +321,7 @@ class ControlClient(_Endpoint):
     ) -> None:
         super().__init__(zmq.DEALER, secret, "client")
         self._on_message = on_message
-        self._own = Link(self._write)
+        self._own = self._links[b""] = Link(self._write)
         self.proved = self.connected = False
         self.unproved = 0
         self._socket.curve_serverkey = key_pair(secret, "server")[0]
@@ -358,15 +349,9 @@ class ControlClient(_Endpoint):
         """The seconds that are left of the lease; until then the coordinator does not give this agent up."""
         return self._own.lease_from + lease - time.monotonic()
 
-    def _link(self, peer: bytes, body: bytes) -> None:
-        self._own.send(body)
-
-    def _unacknowledged(self) -> int:
-        return self._own.unacknowledged
-
     def _acknowledge_last(self) -> None:
         if self.proved:
-            self._own.acknowledge()
+            super()._acknowledge_last()
 
     def _serve(self, ready: dict[object, int]) -> None:
         for frames in self._read() if self._socket in ready else ():
