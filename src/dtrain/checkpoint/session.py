@@ -108,7 +108,7 @@ class BackupSession:
             on_epoch_begin=lambda epoch, logs: self._epoch_begins(epoch),
         )
         last = keras.callbacks.LambdaCallback(
-            on_train_begin=lambda logs: self._callbacks_begun(),
+            on_train_begin=lambda logs: self._restoration.at(Moment.CALLBACKS_BEGUN),
             on_epoch_end=lambda epoch, logs: self._epoch_ended(epoch, dict(logs or {})),
         )
         return [first, *callbacks, last]
@@ -232,9 +232,6 @@ class BackupSession:
             callbacks=self._callbacks,
             iterator=self._iterator,
         )
-
-    def _callbacks_begun(self) -> None:
-        self._restoration.at(Moment.CALLBACKS_BEGUN)
 
     def _epoch_begins(self, epoch: int) -> None:
         self._epoch = epoch

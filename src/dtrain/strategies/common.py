@@ -104,14 +104,14 @@ class ReplicaRunner:
         options: Any = None,
     ) -> Any:
         """As `tf.distribute.Strategy.run`; inside a graph, a `tf.function` becomes part of that graph."""
-        if is_tf_function(fn) and _compiled_by_xla(fn) and self._weights_are_elsewhere():
+        if is_tf_function(fn) and functions.compiled_by_xla(fn) and self._weights_are_elsewhere():
             logger.warning(
                 "jit_compile=True was set for a replica function, but what XLA compiles reads weights on its "
                 "own device only, and under %s they are on another. It runs without XLA.",
                 type(self).__name__,
             )
             fn = fn.python_function  # type: ignore[attr-defined]
-        elif is_tf_function(fn) and not tf.executing_eagerly() and not _compiled_by_xla(fn):
+        elif is_tf_function(fn) and not tf.executing_eagerly() and not functions.compiled_by_xla(fn):
             # Replicas cannot synchronise inside a function that each replica traces separately.
             fn = fn.python_function  # type: ignore[attr-defined]
         return super().run(fn, args=args, kwargs=kwargs, options=options)  # type: ignore[misc]
@@ -138,7 +138,7 @@ class LocalUpdates:
             return call(fn, args, kwargs)
         if not is_tf_function(fn):
             return call(with_own_attributes(functions.converted_for_replicas(fn), replicas), args, kwargs)
-        if _compiled_by_xla(fn) and all("GPU" in device for device in self.worker_devices):  # type: ignore[attr-defined]
+        if functions.compiled_by_xla(fn) and all("GPU" in device for device in self.worker_devices):  # type: ignore[attr-defined]
             return call(with_own_attributes(fn, replicas), args, kwargs)
         # As in TensorFlow, the replicas run inside of one function with the options of the given one.
         traced = self._traced.get(fn)
@@ -188,10 +188,6 @@ class LocalUpdates:
 def is_tf_function(fn: Any) -> bool:
     """Whether a callable is the result of `tf.function`."""
     return isinstance(fn, _Function)
-
-
-def _compiled_by_xla(fn: Any) -> bool:
-    return functions.compiled_by_xla(fn)
 
 
 class ReadAsNumber:

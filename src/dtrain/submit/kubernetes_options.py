@@ -5,7 +5,6 @@ Each check says what Kubernetes would refuse, before anything is sent. This modu
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -224,11 +223,6 @@ def variable_name(text: str) -> str:
             hint="Write NAME=VALUE; a name has letters, digits and '_', and begins with no digit.",
         )
     return text
-
-
-def rounded_up(value: float) -> int:
-    """The least whole number that is not below `value`; Kubernetes takes whole seconds."""
-    return math.ceil(value)
 
 
 def pair(name: str, text: str) -> tuple[str, str]:

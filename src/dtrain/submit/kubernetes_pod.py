@@ -5,6 +5,7 @@ It makes the parts that a JobSet and a TrainJob have in common. `kubernetes_obje
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,7 +114,7 @@ def plan_pods(request: JobRequest, options: KubernetesOptions, secret_name: str)
         },
         node_selector=_node_selector(options),
         tolerations=[_toleration(text) for text in options.toleration or ()],
-        grace=checked.rounded_up(options.grace or _DEFAULTS["grace"]),
+        grace=math.ceil(options.grace or _DEFAULTS["grace"]),
     )
 
 
@@ -207,7 +208,7 @@ def _variables(options: KubernetesOptions) -> list[Object]:
         "PYTHONUNBUFFERED": "1",
     }
     if options.cpus:  # a container sees all cores of its node, and would start a thread for each
-        cores = max(1, checked.rounded_up(float(checked.quantity("--cpus", options.cpus, "4 or 500m"))))
+        cores = max(1, math.ceil(float(checked.quantity("--cpus", options.cpus, "4 or 500m"))))
         own |= dict.fromkeys(_THREADS, f"{cores}")
     fixed = {SECRET_VARIABLE, "TF_CONFIG", *jobset.JobSet.variables, *kubeflow.KubeflowTrainJob.variables}
     given: dict[str, str] = {}
