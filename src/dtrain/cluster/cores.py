@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from dtrain.cluster import slurm
+from dtrain.cluster import settings, slurm
 
 _INTRA_OP = "TF_NUM_INTRAOP_THREADS"
 _VARIABLES = (_INTRA_OP, "TF_NUM_INTEROP_THREADS")
@@ -37,6 +37,4 @@ def threads(configured: int) -> int:
     Args:
         configured: what `tf.config.threading.get_intra_op_parallelism_threads` returns; 0 if nothing is set.
     """
-    asked = os.environ.get(_INTRA_OP, "").strip()
-    number = int(asked) if asked.isascii() and asked.isdigit() else 0
-    return configured or number or len(os.sched_getaffinity(0))
+    return configured or settings.whole_number(_INTRA_OP) or len(os.sched_getaffinity(0))

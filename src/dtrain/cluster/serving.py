@@ -19,7 +19,6 @@ from dtrain.cluster.rendezvous_server import LOG_INTERVAL, remaining_wait
 from dtrain.cluster.sockets import (
     answers_at,
     bind_everywhere,
-    connect_to,
     host_towards,
     this_process_listens_on,
 )
@@ -176,12 +175,8 @@ class _ChiefWatch:
             time.sleep(_ANSWER_TIME)
 
     def _reach(self) -> bool:
-        if self._control.chief is None:
-            return False
-        sock = connect_to(*split_address(self._control.chief), timeout=_WATCH_INTERVAL)
-        if sock is not None:
-            sock.close()
-        return sock is not None
+        chief = self._control.chief
+        return chief is not None and answers_at(chief, _WATCH_INTERVAL)
 
     def _who(self) -> str:
         return f"{CHIEF} ({self._control.chief or 'the cluster names none: it connects from outside'})"

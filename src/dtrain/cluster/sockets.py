@@ -198,9 +198,9 @@ def notice_broken_link(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
-def answers_at(address: str) -> bool:
-    """Whether a process accepts a connection at `host:port` within a second."""
-    sock = connect_to(*split_address(address), timeout=1.0)
+def answers_at(address: str, timeout: float = 1.0) -> bool:
+    """Whether a process accepts a connection at `host:port` within `timeout` seconds."""
+    sock = connect_to(*split_address(address), timeout)
     if sock is None:
         return False
     sock.close()
