@@ -63,6 +63,11 @@ class Environment(abc.ABC):
         return {name: value for name, value in env.items() if not name.startswith(self.variables)}
 
 
+def not_detected(problem: str) -> ClusterConfigError:
+    """The error of a call of `Environment.topology` in a process that is part of no such job."""
+    return ClusterConfigError(problem, hint="Call topology() only if the environment was detected.")
+
+
 def checked_topology(
     jobs: Mapping[str, tuple[str, ...]], job: str, index: int, *, label: str, hint: str
 ) -> Topology:

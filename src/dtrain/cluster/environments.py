@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dtrain.cluster import mpi, settings, variables
-from dtrain.cluster.environment import Environment
+from dtrain.cluster.environment import Environment, not_detected
 from dtrain.cluster.jobset import JobSet
 from dtrain.cluster.kubeflow import KubeflowTrainJob
 from dtrain.cluster.mpi import MPIStart
@@ -34,9 +34,7 @@ class _Joined(Environment):
 
     def topology(self) -> Topology:
         if self.job is None:
-            raise ConfigurationError(
-                "No strategy has joined a job.", hint="Call topology() only if the environment was detected."
-            )
+            raise not_detected("No strategy has joined a job.")
         return self.job
 
 

@@ -10,8 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from dtrain.cluster.environment import Environment, checked_topology, whole_number
-from dtrain.errors import ClusterConfigError
+from dtrain.cluster.environment import Environment, checked_topology, not_detected, whole_number
 from dtrain.topology import Topology
 
 _NUMBER, _INDEX, _FIRST, _PORT = "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"
@@ -43,9 +42,7 @@ class KubeflowTrainJob(Environment):
         """
         first = _FIRST_HOST.fullmatch(os.environ[_FIRST].strip())
         if first is None:
-            raise ClusterConfigError(
-                f"{_FIRST} names no first node.", hint="Call topology() only if the environment was detected."
-            )
+            raise not_detected(f"{_FIRST} names no first node.")
         port = whole_number(_PORT, os.environ.get(_PORT, "29500"), hint=_HINT)
         number, index = (whole_number(name, os.environ[name], hint=_HINT) for name in (_NUMBER, _INDEX))
         workers = tuple(f"{first['stem']}{node}{first['domain']}:{port}" for node in range(number))

@@ -9,9 +9,8 @@ import os
 import socket
 from collections.abc import Sequence
 
-from dtrain.cluster.environment import Environment
+from dtrain.cluster.environment import Environment, not_detected
 from dtrain.cluster.sockets import bind_everywhere
-from dtrain.errors import ConfigurationError
 from dtrain.topology import Topology
 
 
@@ -33,10 +32,7 @@ class RayWorkers(Environment):
     def topology(self) -> Topology:
         """The workers of the run."""
         if self._job is None:
-            raise ConfigurationError(
-                "No trainer has told this process its peers.",
-                hint="Call topology() only if the environment was detected.",
-            )
+            raise not_detected("No trainer has told this process its peers.")
         return self._job
 
     def secret(self) -> bytes | None:

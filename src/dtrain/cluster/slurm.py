@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtrain.cluster import settings
-from dtrain.cluster.environment import Environment
+from dtrain.cluster.environment import Environment, not_detected
 from dtrain.errors import ClusterConfigError
 from dtrain.topology import Topology
 
@@ -151,10 +151,7 @@ def read_step(env: Mapping[str, str]) -> JobStep:
     """
     task = _task_of(env)
     if task is None:
-        raise ClusterConfigError(
-            "SLURM_PROCID and SLURM_STEP_NUM_TASKS describe no task of a step.",
-            hint="Call topology() only if the environment was detected.",
-        )
+        raise not_detected("SLURM_PROCID and SLURM_STEP_NUM_TASKS describe no task of a step.")
     rank, size = task
     nodes = expand_hosts(_text(env, "SLURM_STEP_NODELIST"))
     counts = expand_counts(_text(env, "SLURM_STEP_TASKS_PER_NODE"))

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 
-from dtrain.cluster.environment import Environment
-from dtrain.errors import ClusterConfigError
+from dtrain.cluster.environment import Environment, not_detected
 from dtrain.topology import Topology
 
 
@@ -33,7 +32,5 @@ class TFConfig(Environment):
         """
         found = Topology.from_tf_config(os.environ.get("TF_CONFIG"))
         if found is None:
-            raise ClusterConfigError(
-                "TF_CONFIG describes no job.", hint="Call topology() only if the environment was detected."
-            )
+            raise not_detected("TF_CONFIG describes no job.")
         return found
