@@ -60,21 +60,15 @@ def choose() -> Choice:
         return Choice(name="multi_worker", reason=f"{origin()} has {topology.world_size} workers")
     import tensorflow as tf
 
+    from dtrain.strategies.devices import planned
+
     gpus = tf.config.list_physical_devices("GPU")
     if len(gpus) > 1:
         return Choice(name="mirrored", reason=f"this machine has {len(gpus)} GPUs")
     if gpus:
         return Choice(name="one_device", reason="this machine has one GPU", options={"device": "/gpu:0"})
-    cpus = settings.devices_per_worker() or _logical_cpus()
+    cpus = settings.devices_per_worker() or planned("CPU")
     if cpus > 1:
         return Choice(name="mirrored", reason=f"no GPU or TPU, but {cpus} logical CPUs were set up")
     why = "no TF_CONFIG" if topology is None else f"TF_CONFIG gives {topology.task} no peers to train with"
     return Choice(name="default", reason=f"no TPU, {why}, no GPU: the CPU")
-
-
-def _logical_cpus() -> int:
-    """How many logical CPUs the program has configured; does not start TensorFlow's devices."""
-    import tensorflow as tf
-
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    return len(tf.config.get_logical_device_configuration(cpu) or [None])

@@ -23,14 +23,10 @@ _Extended: Any = tensorflow_names.MIRRORED_EXTENDED.resolve()
 class CentralVariable(common.ReadAsNumber, common.Mirrored):  # type: ignore[misc]
     """A variable with a single copy for all replicas of the process."""
 
-    def _get_replica(self, replica_id: int) -> Any:
+    def _get_replica(self, replica_id: int = 0) -> Any:
         return self._values[0]
 
-    def _get(self) -> Any:
-        return self._values[0]
-
-    def _get_on_device_or_primary(self) -> Any:
-        return self._values[0]
+    _get = _get_on_device_or_primary = _get_replica
 
     @property
     def handle(self) -> Any:
