@@ -14,7 +14,7 @@ from typing import NamedTuple, TextIO
 
 from dtrain.bench.background_load import BackgroundLoad
 from dtrain.bench.plan import BenchOptions, Row
-from dtrain.launch.environment import task_environment
+from dtrain.launch.environment import measured_environment
 from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.processes import Job, TaskCommand
 from dtrain.launch.reports import describe_exit
@@ -82,7 +82,8 @@ class Runner:
             StoppedError: a signal was received; the run's processes have ended.
         """
         task = Task(row.key, number)
-        command = TaskCommand(task, row.command(self._asked, run_dir), _environment())
+        env = measured_environment(None, {"TF_CPP_MIN_LOG_LEVEL": "1"})
+        command = TaskCommand(task, row.command(self._asked, run_dir), env)
         started, others = time.monotonic(), BackgroundLoad(self._cores)
         outcome = Job([command], self._launcher, timeout=self._asked.time_limit).run()
         seconds = time.monotonic() - started
@@ -95,14 +96,6 @@ class Runner:
         if code:
             return RowRun(reason(tail) or f"it {describe_exit(code)}", seconds, tail)
         return RowRun("", seconds, others=others.share())
-
-
-def _environment() -> dict[str, str]:
-    """This process's environment, without variables that assign it to a job or divide its CPU."""
-    found = task_environment(None, None, {"TF_CPP_MIN_LOG_LEVEL": "1"})
-    for name in ("DTRAIN_DEVICES_PER_WORKER", "DTRAIN_LAUNCHED"):
-        found.pop(name, None)
-    return found
 
 
 def reason(tail: Sequence[str]) -> str:

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple, TextIO
 
 from dtrain.conformance.layouts import LAYOUTS
 from dtrain.conformance.worker import READY, RESTART, START_SECONDS, result
-from dtrain.launch.environment import task_environment
+from dtrain.launch.environment import measured_environment
 from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.processes import Job, JobOutcome, TaskCommand
 from dtrain.launch.reports import describe_exit
 from dtrain.launch.session import Session
 from dtrain.topology import Task
 
+_VARIABLES = {"CUDA_VISIBLE_DEVICES": "-1", "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2"}
 _TIMEOUT = "Timeout ("  # what faulthandler writes before it ends a process
 
 
@@ -99,12 +100,15 @@ class ProgramRunner:
     def _attempt(self, strategy: str, side: str, names: list[str], folder: Path) -> dict[str, ProgramAnswer]:
         """Start processes that run the programs until all are done or one fails in a way that ends them."""
         tasks = LAYOUTS[strategy].tasks
+        several = len(tasks) > 1
         arguments = [strategy, side, str(folder), str(self._time_limit), *names]
         command = [sys.executable, "-m", "dtrain.conformance.worker", *arguments]
         with self._launcher.assign(tasks, {}) as assignments:
             commands = [
-                TaskCommand(task, command, _environment(assignment.topology if len(tasks) > 1 else None))
-                for task, assignment in zip(tasks, assignments, strict=True)
+                TaskCommand(
+                    task, command, measured_environment(each.topology if several else None, _VARIABLES)
+                )
+                for task, each in zip(tasks, assignments, strict=True)
             ]
             outcome = Job(commands, self._launcher).run()
         if outcome.signal is not None:
@@ -124,13 +128,6 @@ class ProgramRunner:
         if len(answers) < len(names) and not (restarts and answers):
             answers[names[len(answers)]] = ProgramAnswer({}, _reason(outcome, self._time_limit))
         return answers
-
-
-def _environment(topology: Any) -> dict[str, str]:
-    found = task_environment(topology, None, {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"})
-    for name in ("DTRAIN_DEVICES_PER_WORKER", "DTRAIN_LAUNCHED"):
-        found.pop(name, None)
-    return found | {"KERAS_BACKEND": "tensorflow"}
 
 
 def _read(folder: Path, name: str, tasks: Sequence[Task]) -> ProgramAnswer | None:

@@ -60,3 +60,9 @@ def task_environment(
     if devices_per_worker is not None:
         env["DTRAIN_DEVICES_PER_WORKER"] = str(devices_per_worker)
     return env
+
+
+def measured_environment(topology: Topology | None, extra: Mapping[str, str]) -> dict[str, str]:
+    """As `task_environment`, for a program that is measured: no launcher is known, and no CPU is divided."""
+    env = task_environment(topology, None, extra)
+    return {name: env[name] for name in env if name not in ("DTRAIN_DEVICES_PER_WORKER", "DTRAIN_LAUNCHED")}
