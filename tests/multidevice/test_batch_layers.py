@@ -92,6 +92,10 @@ def minus_mean(x: Any) -> Any:
     return x - keras.ops.mean(x, axis=0)
 
 
+def like_others(x: Any) -> Any:
+    return keras.ops.softmax(x @ keras.ops.transpose(x)) @ x
+
+
 class MinusMean(keras.layers.Layer):  # type: ignore[misc]
     """Normalizes as in training and hides it behind random numbers, which inference has not."""
 
@@ -120,8 +124,9 @@ class Functional(keras.Model):  # type: ignore[misc]
         (lambda: [MinusMean()], MIXES),
         (lambda: [Functional()], MIXES),
         (lambda: [keras.layers.UnitNormalization(axis=0)], MIXES),
+        (lambda: [keras.layers.Lambda(like_others)], MIXES),
     ],
-    ids=["written", "centred", "lambda", "behind dropout", "operation", "Keras' own"],
+    ids=["written", "centred", "lambda", "behind dropout", "operation", "Keras' own", "each with each"],
 )
 def test_what_a_part_of_the_batch_changes_is_said(inner: Any, about: str) -> None:
     _, said = fitted(two_replicas(), inner)
@@ -147,8 +152,9 @@ def of_all_replicas(layer: Own, x: Any) -> Any:
         lambda: [Own(steps_and_mean)],
         lambda: [Own(of_all_replicas)],
         lambda: [keras.layers.Lambda(lambda x: 2 * keras.ops.mean(x, axis=1, keepdims=True) + x)],
+        lambda: [keras.layers.Lambda(keras.ops.transpose), keras.layers.Lambda(keras.ops.transpose)],
     ],
-    ids=["a mean", "of all replicas", "each row"],
+    ids=["a mean", "of all replicas", "each row", "transposed"],
 )
 def test_what_equals_one_device_is_not_said_to_differ(inner: Any) -> None:
     found, said = fitted(two_replicas(), inner)

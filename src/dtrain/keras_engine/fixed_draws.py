@@ -70,16 +70,13 @@ def _constant(numbers: np.random.Generator, shape: Any, dtype: Any, **given: Any
         return None
     one = (1, *sizes[1:])[: sizes.rank]
     if "mean" in given:
-        low, width = given["mean"], given["stddev"]
-        drawn = numbers.standard_normal(one).clip(-2, 2)
+        low, width, drawn = given["mean"], given["stddev"], numbers.standard_normal(one).clip(-2, 2)
     elif given["minval"] is None:  # all integers
         return None
     else:
-        low = given["minval"]
-        width = tf.cast(1 if given["maxval"] is None else given["maxval"], tf.float64) - tf.cast(
-            low, tf.float64
-        )
-        drawn = numbers.random(one)
+        low, drawn = given["minval"], numbers.random(one)
+        high = 1 if given["maxval"] is None else given["maxval"]
+        width = tf.cast(high, tf.float64) - tf.cast(low, tf.float64)
     drawn = tf.cast(low, tf.float64) + tf.cast(width, tf.float64) * drawn
     drawn = tf.floor(drawn) if tf.as_dtype(dtype).is_integer else drawn
     return tf.broadcast_to(tf.cast(drawn, dtype), shape)

@@ -72,7 +72,7 @@ def apart(
     found = []
     for own, pair, whole in zip(plain, halves, here, strict=True):
         kinds = {kind for kind, each in weights.items() if own and _distance(pair, whole, each) > limit}
-        if own and dense and _distance_of_rows(pair, whole) > limit:
+        if own and dense and _distance_of_rows(pair, whole, rows) > limit:
             kinds.add("rows")
         found.append(frozenset(kinds))
     return found
@@ -103,19 +103,26 @@ def _distance(halves: Any, whole: Sequence[Any], weights: tuple[float, float]) -
     return math.sqrt(difference / size) if size > 0 else 0.0
 
 
-def _distance_of_rows(halves: Any, whole: Sequence[Any]) -> float:
+def _distance_of_rows(halves: Any, whole: Sequence[Any], rows: int) -> float:
     """How far the rows of two halves, one after the other, are from those of the whole.
 
     Returns:
-        The length of the difference over that of the whole; infinite if a row has another shape.
+        The length of the difference over that of the whole; infinite if a tensor has the examples in two
+        dimensions, as one that compares each with each. Tensors without the examples are left out.
     """
     difference = size = 0.0
     for first, second, both in zip(*halves, whole, strict=True):
-        if not isinstance(both, tf.Tensor) or both.dtype == tf.string or first.shape == both.shape:
+        if not isinstance(both, tf.Tensor) or both.dtype == tf.string:
             continue
-        if first.shape[1:] != both.shape[1:] or len(first) + len(second) != len(both):
+        sizes = list(zip(first.shape, second.shape, both.shape, strict=False))
+        axes = [axis for axis, found in enumerate(sizes) if found == (rows // 2, rows - rows // 2, rows)]
+        others = [found for axis, found in enumerate(sizes) if axis not in axes]
+        if len(axes) > 1:
             return math.inf
-        joined, both = (tf.cast(each, tf.float64) for each in (tf.concat([first, second], axis=0), both))
+        if not axes or any(len(set(found)) > 1 for found in others):  # such as words, up to the longest text
+            continue
+        joined = tf.cast(tf.concat([first, second], axis=axes[0]), tf.float64)
+        both = tf.cast(both, tf.float64)
         difference += float(tf.reduce_sum((joined - both) ** 2))
         size += float(tf.reduce_sum(both * both))
     return math.sqrt(difference / size) if size > 0 else 0.0

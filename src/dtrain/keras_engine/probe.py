@@ -104,7 +104,7 @@ def findings_of(
     Args:
         step: the step.
         own_step: runs the step on a batch, and records in a `TrialStep`, if it is the user's own.
-        try_layers: whether to try the model's layers by themselves (`layers_trial.needs_trial`).
+        try_layers: whether to try the model's layers by themselves (`steps.needs_trial`).
     """
     # All workers trace the step, because tracing creates variables. A trial does not communicate, so
     # only the first worker runs it.
