@@ -587,3 +587,17 @@ def test_what_a_function_in_a_graph_raises_leaves_keras_as_it_is(call: str) -> N
     with pytest.raises(PeerMissingError) as caught:
         getattr(model, call)(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
     assert caught.value is error
+
+
+def test_several_models_are_not_said_to_be_traced_too_often(caplog: pytest.LogCaptureFixture) -> None:
+    """As in a cross-validation. TensorFlow says it of a function that is made for each model."""
+    x, y = np.ones((8, 2), "float32"), np.ones((8, 1), "float32")
+    for _ in range(8):
+        with dtrain.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse", metrics=["mae"])
+        model.fit(x, y, batch_size=4, verbose=0)
+        model.evaluate(x, y, batch_size=4, verbose=0)
+        model.train_on_batch(x, y)
+        model.predict(x, verbose=0)
+    assert [line for line in caplog.messages if "retracing" in line] == []

@@ -27,6 +27,7 @@ from dtrain.keras_engine.runs import Run, RunResult, can_loop
 from dtrain.keras_engine.splitting import split_batch
 from dtrain.keras_engine.steps import Program
 from dtrain.log import logger
+from dtrain.upstream import functions
 from dtrain.upstream import keras as upstream_keras
 
 Untraceable = (SparseGradients, CompilationError)
@@ -61,7 +62,7 @@ class StepFunction:
         self._waited = _Stopwatch(waiting_clock(model.distribute_strategy) if training else None)
         self._results: Callable[..., Any] = self._program.results
         if not self._model.run_eagerly:
-            self._results = tf.function(self._results, autograph=False)
+            self._results = functions.made_for_each_model(self._results)
 
     @property
     def findings(self) -> dict[str, Any] | None:
@@ -347,7 +348,8 @@ class StepFunction:
 
         key = f"anything {phase}"
         if key not in self._functions:
-            self._functions[key] = tf.function(run_with_results, autograph=False, reduce_retracing=True)
+            made = functions.made_for_each_model(run_with_results, reduce_retracing=True)
+            self._functions[key] = made
         return self._functions[key]
 
     def _count_failed_call(self, iterator: Any) -> None:
