@@ -130,7 +130,7 @@ class ScopeError(DtrainError, ValueError):
 
 
 class StepError(DtrainError, ValueError):
-    """A user's step, metric or gradient hook cannot give one device's results on several replicas."""
+    """A user's step, layer, metric or gradient hook cannot give one device's results on several replicas."""
 
 
 class CompilationError(ConfigurationError):
