@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from dtrain import events
@@ -28,7 +27,6 @@ from dtrain.keras_engine.splitting import split_batch
 from dtrain.keras_engine.steps import Program
 from dtrain.log import logger
 from dtrain.upstream import functions
-from dtrain.upstream import keras as upstream_keras
 
 Untraceable = (SparseGradients, CompilationError)
 """Errors that tracing a step may raise, after which the step is traced in another way."""
@@ -58,6 +56,7 @@ class StepFunction:
         self._sparse = False  # whether sparse gradients were found, which micro-batches cannot accumulate
         self._functions: dict[str, Callable[..., Any]] = {}
         self._runs: dict[str, Run] = {}
+        self._ends: dict[Any, Any] = {}  # by a step's function, what it writes without data
         self._communicated = _Stopwatch(communication_clock(model.distribute_strategy))
         self._waited = _Stopwatch(waiting_clock(model.distribute_strategy) if training else None)
         self._results: Callable[..., Any] = self._program.results
@@ -92,7 +91,7 @@ class StepFunction:
             ran = now
             call.ran += ran.steps
         if not call.ran:
-            self._count_failed_call(iterator)
+            self._at_the_end(iterator)
             events.emit(events.PartChanges("callbacks"))
             raise StopIteration
         usual = usual and self._traced == traced
@@ -352,19 +351,20 @@ class StepFunction:
             self._functions[key] = made
         return self._functions[key]
 
-    def _count_failed_call(self, iterator: Any) -> None:
-        """Counts an iteration for a call that finds the end of the data, as on one device.
+    def _at_the_end(self, iterator: Any) -> None:
+        """Does what Keras' call that finds the end of data of unknown length does on one device.
 
-        On one device the optimizer's counter is incremented even though the read fails. Learning rate
-        schedules and Adam's bias correction read the counter, so it must have the same value here.
+        That call has begun a step. What needs no data is done: an iteration is counted, weights decay, seeds
+        are drawn. XLA does nothing of a step before it has the data.
         """
         model = self._model
-        uncounted = not getattr(iterator, "counted", True)
-        if not (uncounted and self._training and model.steps_per_execution == 1 and not model.run_eagerly):
+        if getattr(iterator, "counted", True) or model.steps_per_execution > 1 or self._program.compiled:
             return
-        optimizer = model.optimizer
-        if self._program.stock and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            upstream_keras.iterations_of(optimizer).assign_add(1)
+        step = self._functions.get(f"{getattr(iterator, 'element_spec', None)} None")
+        if hasattr(step, "graph") and step not in self._ends:
+            self._ends[step] = functions.writes_without_inputs(step)
+        if (write := self._ends.get(step)) is not None:
+            write()
 
 
 class _Stopwatch:

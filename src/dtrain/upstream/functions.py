@@ -35,6 +35,46 @@ def made_for_each_model(function: Callable[..., Any], **options: Any) -> Any:
     return found
 
 
+_WRITES = ("Assign", "ResourceApply", "ResourceScatter")
+
+
+def writes_without_inputs(function: Any) -> Any:
+    """What a traced function writes into variables though its arguments are not there yet.
+
+    Args:
+        function: a `ConcreteFunction`.
+
+    Returns:
+        A `ConcreteFunction` without arguments that writes the same; None if all depends on the arguments.
+    """
+    import tensorflow as tf
+
+    graph = function.graph
+    outside = {inner.op.name: outer for outer, inner in graph.captures}
+    waiting = {each.op.name for each in graph.inputs} - set(outside)
+    size = -1
+    while size != len(waiting):
+        size = len(waiting)
+        for op in graph.get_operations():
+            before = [*(each.op for each in op.inputs), *op.control_inputs]
+            if any(each.name in waiting for each in before):
+                waiting.add(op.name)
+    names = [
+        op.name for op in graph.get_operations() if op.type.startswith(_WRITES) and op.name not in waiting
+    ]
+    if not names:
+        return None
+    part = tf.compat.v1.graph_util.extract_sub_graph(graph.as_graph_def(), names)
+    captured = {node.name: outside[node.name] for node in part.node if node.name in outside}
+
+    def write() -> None:
+        own = tf.compat.v1.get_default_graph()
+        handles = {f"{name}:0": own.capture(outer) for name, outer in captured.items()}
+        tf.graph_util.import_graph_def(part, input_map=handles, name="")
+
+    return tf.function(write, autograph=False).get_concrete_function()
+
+
 def called_functions(operation: Any) -> list[str]:
     """The names of the functions that an operation calls, such as the branches of a condition."""
     names = []

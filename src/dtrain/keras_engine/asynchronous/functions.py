@@ -236,10 +236,13 @@ class _WorkersRun:
         model = self._step.model
         if getattr(iterator, "counted", True) or self._step.kind != "train" or model.steps_per_execution > 1:
             return
-        scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
-        if model.distribute_strategy.dtrain_layout.workers == 1 and self._step.stock and not scaled:
+        optimizer = model.optimizer
+        # In a condition, as with a loss scale, nothing is counted before there is data; nor by XLA.
+        later = isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or model.jit_compile
+        later = later or bool(optimizer.gradient_accumulation_steps)
+        if model.distribute_strategy.dtrain_layout.workers == 1 and self._step.stock and not later:
             self.session.finish()
-            upstream_keras.iterations_of(model.optimizer).assign_add(1)
+            upstream_keras.iterations_of(optimizer).assign_add(1)
 
 
 class _ReadAheadRun(_WorkersRun):
