@@ -1,4 +1,4 @@
-"""Compares what a trial gives for two halves of some examples with what it gives for all of them.
+"""Compares what a trial gives for two parts of some examples with what it gives for all of them.
 
 Replicas are combined as means or as sums. A loss that is neither, such as the root of a mean, may show that
 only here: twice the same examples give the same. What follows is decided in `probe.py`.
@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.keras_engine.rows import is_dense, present_leaves
-from dtrain.keras_engine.trial import Trial, halves_of
+from dtrain.keras_engine.trial import Trial, some_rows_of
 from dtrain.keras_engine.written_state import Flow
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
@@ -37,8 +37,8 @@ def apart(
     model: Any,
     rows: int,
     training: bool = True,
-) -> list[frozenset[str]]:
-    """For each point of a trial, as what the values of two halves do not give those of all examples.
+) -> list[set[str]]:
+    """For each point of a trial, as what the values of two parts do not give those of all examples.
 
     Args:
         trial: the trial.
@@ -51,30 +51,30 @@ def apart(
         training: whether the trial calls the layers as in training.
 
     Returns:
-        Sets of "mean", "sum" and, for values with a row for each example, "rows". They are empty where halves
+        Sets of "mean", "sum" and, for values with a row for each example, "rows". They are empty where parts
         say nothing: of what random numbers change, of what follows from values of all replicas, which a trial
         does not have, and of a model that normalizes each replica's batch by itself in training.
     """
-    half, layers = rows // 2, upstream_keras.layers_of(model)
-    plain = [flow.own_alone(each) for each in tensors]
-    normalized = training and normalizes_batches(model)
-    if trial.rows_known or not half or not any(plain) or normalized:
-        return [frozenset()] * len(here)
-    try:
-        halves = zip(*(trial.run(part)[0] for part in halves_of(once, rows)), strict=True)
-    except Exception as error:  # it may need more rows
-        logger.debug("half of the examples cannot be tried out: %s", error)
-        return [frozenset()] * len(here)
+    layers, plain = upstream_keras.layers_of(model), [flow.own_alone(each) for each in tensors]
+    found: list[set[str]] = [set() for _ in here]
+    if trial.rows_known or not any(plain) or (training and normalizes_batches(model)):
+        return found
     rounded = any(layer.compute_dtype in ("float16", "bfloat16") for layer in layers)
     limit = _APART_ROUNDED if rounded else _APART
-    weights = {"mean": (half / rows, 1 - half / rows), "sum": (1.0, 1.0)}
     dense = all(map(is_dense, present_leaves(once)))  # others may be padded to the longest of a batch
-    found = []
-    for own, pair, whole in zip(plain, halves, here, strict=True):
-        kinds = {kind for kind, each in weights.items() if own and _distance(pair, whole, each) > limit}
-        if own and dense and _distance_of_rows(pair, whole, rows) > limit:
-            kinds.add("rows")
-        found.append(frozenset(kinds))
+    # A mean over what a mask leaves is right by chance where the parts have as many of it.
+    for cut in {rows // 2, rows // 4} - {0}:
+        try:
+            parts = [trial.run(some_rows_of(once, *each))[0] for each in ((0, cut), (cut, rows))]
+        except Exception as error:  # it may need more rows
+            logger.debug("%s of the examples cannot be tried out: %s", cut, error)
+            continue
+        weights = {"mean": (cut / rows, 1 - cut / rows), "sum": (1.0, 1.0)}
+        for kinds, own, pair, whole in zip(found, plain, zip(*parts, strict=True), here, strict=True):
+            if own:
+                kinds |= {kind for kind, each in weights.items() if _distance(pair, whole, each) > limit}
+            if own and dense and _distance_of_rows(pair, whole, (cut, rows - cut, rows)) > limit:
+                kinds.add("rows")
     return found
 
 
@@ -103,19 +103,19 @@ def _distance(halves: Any, whole: Sequence[Any], weights: tuple[float, float]) -
     return math.sqrt(difference / size) if size > 0 else 0.0
 
 
-def _distance_of_rows(halves: Any, whole: Sequence[Any], rows: int) -> float:
-    """How far the rows of two halves, one after the other, are from those of the whole.
+def _distance_of_rows(parts: Any, whole: Sequence[Any], rows: tuple[int, int, int]) -> float:
+    """How far the rows of two parts, one after the other, are from those of the whole.
 
     Returns:
         The length of the difference over that of the whole; infinite if a tensor has the examples in two
         dimensions, as one that compares each with each. Tensors without the examples are left out.
     """
     difference = size = 0.0
-    for first, second, both in zip(*halves, whole, strict=True):
+    for first, second, both in zip(*parts, whole, strict=True):
         if not isinstance(both, tf.Tensor) or both.dtype == tf.string:
             continue
         sizes = list(zip(first.shape, second.shape, both.shape, strict=False))
-        axes = [axis for axis, found in enumerate(sizes) if found == (rows // 2, rows - rows // 2, rows)]
+        axes = [axis for axis, found in enumerate(sizes) if found == rows]
         others = [found for axis, found in enumerate(sizes) if axis not in axes]
         if len(axes) > 1:
             return math.inf

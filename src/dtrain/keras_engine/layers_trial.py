@@ -73,8 +73,8 @@ class LayersTrial:
         return self._values
 
     @functools.cached_property
-    def _found(self) -> tuple[list[list[Any]], list[frozenset[str]]]:
-        """The values for some examples, and as what those of two halves do not give these (see `apart`)."""
+    def _found(self) -> tuple[list[list[Any]], list[set[str]]]:
+        """The values for some examples, and as what those of two parts do not give these (see `apart`)."""
         step, trial = self._step, self._trial
         with trial.with_all_terms():
             once, _ = trial.run(step.part)

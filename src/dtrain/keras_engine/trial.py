@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import tensorflow as tf
 
 from dtrain.errors import StepError
 from dtrain.keras_engine.context import Point, ReplicaStep, current_step, local_update, reporting_replicas
-from dtrain.keras_engine.fixed_draws import fixed_draws
+from dtrain.keras_engine.fixed_draws import example_numbers, fixed_draws
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
 from dtrain.keras_engine.rows import (
     any_rows,
@@ -171,11 +172,11 @@ class Trial:
         self.asked = False
         self.rows_known = False
         try:
-            self._traced = self._trace(map_leaves(any_rows, batch_spec(part)))
+            self._traced = self._trace(map_leaves(any_rows, batch_spec(part)), None)
         except Exception:
             # Some steps need the static shape of the batch.
             self.rows_known = True
-            self._traced = self._trace(batch_spec(part))
+            self._traced = self._trace(batch_spec(part), int(batch_rows(part)))
 
     @property
     def graph(self) -> Any:
@@ -194,7 +195,8 @@ class Trial:
     def inputs(self) -> list[Any]:
         """The tensors of the graph that stand for the batch."""
         captured = {id(inner) for inner in self._traced.graph.internal_captures}
-        return [each for each in self._traced.graph.inputs if id(each) not in captured]
+        *batch, _ = (each for each in self._traced.graph.inputs if id(each) not in captured)
+        return batch
 
     def run(self, part: Any, read: Sequence[Any] = ()) -> tuple[Any, list[Any]]:
         """Runs the function on a batch, and restores all variables.
@@ -207,38 +209,39 @@ class Trial:
             The function's result, and the values of the `read` variables before they are restored.
         """
         if self.rows_known:
-            self._traced = self._trace(batch_spec(part))
+            self._traced = self._trace(batch_spec(part), int(batch_rows(part)))
         with _kept(self.variables):
-            found = self._traced(part)
+            found = self._traced(part, example_numbers(part))
             return found, [tf.identity(variable.read_value()) for variable in read]
 
     @contextlib.contextmanager
     def with_all_terms(self) -> Iterator[None]:
-        """A context in which scalars that are 0 are 1: a weight that grows later hides no part of a loss."""
+        """A context in which variables that are 0 are not: a weight that grows later hides no part of a loss."""
         zeros = [
             each
             for each in self.variables
             if each.dtype.is_floating
-            and each.shape.rank == 0
             and upstream_tf.container_of(each).synchronization != tf.VariableSynchronization.ON_READ
-            and float(each.read_value()) == 0
+            and not np.any(each.read_value())
         ]
         with _kept(zeros):
             for variable in zeros:
-                variable.assign(tf.ones_like(variable))
+                variable.assign(
+                    tf.fill(variable.shape, tf.cast(0.5 if variable.shape.rank else 1, variable.dtype))
+                )
             yield
 
-    def _trace(self, spec: Any) -> Any:
+    def _trace(self, spec: Any, rows: int | None) -> Any:
         layout, device = layout_of(self._strategy), self._strategy.extended.worker_devices[0]
 
-        def alone(part: Any) -> Any:
+        def alone(part: Any, examples: Any) -> Any:
             with (
                 _SingleReplicaContext(self._strategy, 0 if layout is None else layout.first_replica),
                 tf.device(device),
                 local_update(),
                 tf.variable_creator_scope(self._make),
                 reporting_replicas(self._replicas) as asked,
-                fixed_draws(),
+                fixed_draws(examples),
             ):
                 found = self._function(part)
             self.asked = self.asked or (asked is not None and asked.asked)
@@ -246,7 +249,8 @@ class Trial:
 
         # Traced in the scope, because Keras' layers create variables outside of the graph.
         with self._strategy.scope():
-            return tf.function(alone, autograph=False).get_concrete_function(spec)
+            examples = tf.TensorSpec([rows], tf.int32)
+            return tf.function(alone, autograph=False).get_concrete_function(spec, examples)
 
     def _make(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         """Creates a variable outside of the graph and in the strategy's scope, as Keras does."""
