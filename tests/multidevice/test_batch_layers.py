@@ -211,3 +211,22 @@ def test_predictions_that_depend_on_the_batch_are_said(kind: Any) -> None:
         warnings.simplefilter("always")
         model.predict(X, verbose=0)
     assert [MIXES in str(each.message) for each in caught] == [True] * (kind is Ranking)
+
+
+def first_mean(layer: Own, x: Any) -> Any:
+    """Subtracts the mean of the first batch, as a layer does that initializes itself from data."""
+    first = tf.equal(layer.scalar, 0.0)
+    layer.vector.assign(tf.where(first, tf.reduce_mean(x, axis=0), layer.vector))
+    layer.scalar.assign(1.0)
+    return x - layer.vector
+
+
+def gated(layer: Own, x: Any) -> Any:
+    """Adds nothing before the gate, of zeros at first, is written."""
+    return x + layer.vector * minus_mean(x)
+
+
+@pytest.mark.parametrize("function", [first_mean, gated])
+def test_what_is_hidden_by_zeros_is_said(function: Any) -> None:
+    _, said = fitted(two_replicas(), lambda: [Own(function)])
+    assert any(MIXES in line for line in said)

@@ -72,22 +72,23 @@ class LayersTrial:
         self._values = [*([tf.reduce_sum(loss)] for loss in model.losses), keras.tree.flatten(outputs)]
         return self._values
 
+    def _differences(self) -> tuple[list[list[Any]], list[set[str]]]:
+        """The values for some examples, and as what those of two parts do not give these (see `apart`)."""
+        step, trial, values = self._step, self._trial, self._values
+        once, _ = trial.run(step.part)
+        found = apart(
+            trial, self._flow, values, step.part, once,
+            model=step.model, rows=step.rows, training=step.training,
+        )  # fmt: skip
+        return once, found
+
     @functools.cached_property
     def _found(self) -> tuple[list[list[Any]], list[set[str]]]:
-        """The values for some examples, and as what those of two parts do not give these (see `apart`)."""
-        step, trial = self._step, self._trial
-        with trial.with_all_terms():
-            once, _ = trial.run(step.part)
-            return once, apart(
-                trial,
-                self._flow,
-                self._values,
-                step.part,
-                once,
-                model=step.model,
-                rows=step.rows,
-                training=step.training,
-            )
+        with self._trial.with_all_terms() as changed:
+            once, found = self._differences()
+        if changed:  # such as a variable that says whether another one has its first value
+            found[-1] |= self._differences()[1][-1]
+        return once, found
 
     def summed(self) -> frozenset[int]:
         """Indices in `model.losses` of those that are sums over the batch, rather than means or constants."""

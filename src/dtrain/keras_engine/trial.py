@@ -215,8 +215,11 @@ class Trial:
             return found, [tf.identity(variable.read_value()) for variable in read]
 
     @contextlib.contextmanager
-    def with_all_terms(self) -> Iterator[None]:
-        """A context in which variables that are 0 are not: a weight that grows later hides no part of a loss."""
+    def with_all_terms(self) -> Iterator[bool]:
+        """A context in which no variable is 0: a weight that grows later hides no part of a loss.
+
+        It gives whether one was.
+        """
         zeros = [
             each
             for each in self.variables
@@ -226,10 +229,8 @@ class Trial:
         ]
         with _kept(zeros):
             for variable in zeros:
-                variable.assign(
-                    tf.fill(variable.shape, tf.cast(0.5 if variable.shape.rank else 1, variable.dtype))
-                )
-            yield
+                variable.assign(tf.zeros_like(variable) + (0.5 if variable.shape.rank else 1))
+            yield bool(zeros)
 
     def _trace(self, spec: Any, rows: int | None) -> Any:
         layout, device = layout_of(self._strategy), self._strategy.extended.worker_devices[0]
