@@ -24,6 +24,7 @@ HINT = (
     "replicas, tf.distribute.get_replica_context().all_gather(x, axis=0)."
 )
 _APART = 0.005  # relative distance from which on two halves together do not give what the whole gives
+_ROUNDING = 1e-7  # what rounding makes of 0, for values of about 1
 _APART_ROUNDED = 0.05  # the same, where layers compute in 16 bits
 
 
@@ -86,21 +87,22 @@ def normalizes_batches(model: Any) -> bool:
     )
 
 
-def _distance(halves: Any, whole: Sequence[Any], weights: tuple[float, float]) -> float:
-    """How far the weighted values of two halves are together from those of the whole.
+def _distance(parts: Any, whole: Sequence[Any], weights: tuple[float, float]) -> float:
+    """How far the weighted values of two parts are together from those of the whole.
 
     Returns:
-        The length of the difference over that of the whole.
+        The length of the difference over that of the whole; 0 if rounding alone may be the difference.
     """
-    difference = size = 0.0
-    for first, second, both in zip(*halves, whole, strict=True):
+    difference = size = rounding = 0.0
+    for first, second, both in zip(*parts, whole, strict=True):
         if first is None or second is None or both is None:
             continue
         a, b, c = (tf.cast(tf.convert_to_tensor(each), tf.float64) for each in (first, second, both))
         if a.shape == b.shape == c.shape:
             difference += float(tf.reduce_sum((weights[0] * a + weights[1] * b - c) ** 2))
             size += float(tf.reduce_sum(c * c))
-    return math.sqrt(difference / size) if size > 0 else 0.0
+            rounding += _ROUNDING**2 * float(tf.size(c))
+    return math.sqrt(difference / size) if size > 0 and difference > rounding else 0.0
 
 
 def _distance_of_rows(parts: Any, whole: Sequence[Any], rows: tuple[int, int, int]) -> float:

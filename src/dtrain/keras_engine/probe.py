@@ -202,7 +202,8 @@ class StepTrial:
         differences = apart(self._trial, flow, traced.taken, once, here, model=step.model, rows=step.rows)
         # What follows from whole gradients, such as their norm, is the same on all replicas already.
         same = [not self._trial.asked and flow.same_on_all(values) for values in traced.taken]
-        points = zip(traced.names, alone, here, doubled, differences, strict=True)
+        noisy = [flow.random(values) for values in traced.taken]
+        points = zip(traced.names, alone, here, doubled, differences, noisy, strict=True)
         return [
             LossKind() if is_same else _kind(*each, rows=step.rows, layout=step.layout)
             for is_same, each in zip(same, points, strict=True)
@@ -219,7 +220,15 @@ class StepTrial:
 
 
 def _kind(
-    name: str, alone: Any, here: Any, doubled: Any, differences: Any, *, rows: int, layout: ReplicaLayout
+    name: str,
+    alone: Any,
+    here: Any,
+    doubled: Any,
+    differences: Any,
+    noisy: bool,
+    *,
+    rows: int,
+    layout: ReplicaLayout,
 ) -> LossKind:
     if _shapes(here) != _shapes(doubled):
         (one,), (two,) = here, doubled
@@ -234,7 +243,7 @@ def _kind(
     sums = math.isfinite(growth) and abs(growth - 2) < abs(growth - 1)
     scaled = math.isfinite(scale) and abs(scale * layout.replicas - 1) < _NEAR
     known = abs(growth - (2 if sums else 1)) < _NEAR and (scaled or abs(scale - 1) < _NEAR)
-    clear = known or not math.isfinite(growth)
+    clear = known or noisy or not math.isfinite(growth)  # random numbers change the ratio, too
     kind = "sum" if sums else "mean"
     if not clear or kind in differences:
         found = (

@@ -96,7 +96,8 @@ def _problems(trial: Trial, flow: Flow, last: TrialStep, step: TriedStep) -> tup
     runs = _Runs(trial, step.part, step.rows, [each for each, _ in written])
     for number, (component, variable) in enumerate(written):
         # Only a variable that the step assigns, and of which each replica has its own, becomes a mean.
-        combined = id(variable) in last.assigned and len({*map(id, variable.values)}) > 1
+        own = step.layout.workers > 1 or len({*map(id, variable.values)}) > 1
+        combined = id(variable) in last.assigned and own
         found = runs.kind(number, random=flow.random_reaches(component))
         if found == "unchanged" or (found == "mean" and combined):
             continue
@@ -193,6 +194,10 @@ class Flow:
         """
         return self._avoids(values, self._from_others)
 
+    def random(self, values: Any) -> bool:
+        """Whether random numbers reach some values."""
+        return not self._avoids(values, self._from_random)
+
     def _avoids(self, values: Any, names: set[str]) -> bool:
         leaves = tf.nest.flatten(values, expand_composites=True)
         symbolic = [each for each in leaves if tf.is_symbolic_tensor(each)]
@@ -257,7 +262,7 @@ class Flow:
 
 def _draws(op: Any, graph: Any) -> bool:
     """Whether an operation draws random numbers, or calls a function that does."""
-    if "Random" in op.type or "Multinomial" in op.type:
+    if any(word in op.type for word in ("Random", "Multinomial", "Sampler")):
         return True
     inner = [functions.graph_of_function(graph, name) for name in _functions_of(op)]
     return any(_draws(each, g) for g in inner if g is not None for each in g.get_operations())
