@@ -1,9 +1,10 @@
-"""A variable that is summed over the replicas of all workers is whole when made and when written."""
+"""Variables that workers of one or two replicas combine: sums over all replicas, a layer's moving mean."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dtrain
@@ -41,3 +42,40 @@ def test_a_sum_over_workers_is_whole(communication: str) -> None:
         assert variables == [([1, 2], [7, -7])] * 3
         assert metric == pytest.approx((1 + 2 / 3 + 0) / 3)
         assert loss == pytest.approx(1.0)
+
+
+def moving_means(distributed: bool) -> list[Any]:
+    """The weights of a model with a layer that moves a mean of its examples, and the losses."""
+    import contextlib
+
+    import keras
+    import numpy as np
+
+    class Centre(keras.layers.Layer):  # type: ignore[misc]
+        def build(self, shape: Any) -> None:
+            self.mean = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            found = x - self.mean
+            if training:
+                self.mean.assign(0.5 * self.mean + 0.5 * keras.ops.mean(x, axis=0))
+            return found
+
+    keras.utils.set_random_seed(1)
+    x = np.random.default_rng(1).normal(size=(26, 3)).astype("float32")
+    scope = dtrain.MultiWorkerMirroredStrategy().scope() if distributed else contextlib.nullcontext()
+    with scope:
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), Centre(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    history = model.fit(x, x[:, :1], batch_size=8, epochs=2, shuffle=False, verbose=0)
+    return [*model.get_weights(), np.array(history.history["loss"])]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_moving_mean_is_one_devices(devices: int) -> None:
+    expected = moving_means(False)
+    for found in dtrain.spawn(
+        moving_means, args=(True,), workers=2, devices_per_worker=devices, timeout=LIMIT
+    ):
+        for one, two in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, two, rtol=2e-4, atol=1e-6)
