@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from dtrain import channel, task_hooks
 from dtrain.cluster import secret
@@ -92,7 +93,11 @@ class LocalLauncher(Launcher):
         return LocalSpare(self, command, env, imports)
 
     def start_process(
-        self, command: Sequence[str], env: Mapping[str, str], inherited: Sequence[int] = ()
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        inherited: Sequence[int] = (),
+        stdin: IO[bytes] | int = subprocess.DEVNULL,
     ) -> LocalProcess:
         """Start a process that is a task or a spare; see `LocalProcess`.
 
@@ -100,12 +105,13 @@ class LocalLauncher(Launcher):
             command: its argument vector.
             env: its whole environment, as `environment` makes it.
             inherited: file descriptors that the process keeps open, besides the pipe for its messages.
+            stdin: its standard input.
         """
         events, listener = self.session.events, self._listener
         if listener is None:
-            return LocalProcess(command, env, events.put, inherited)
+            return LocalProcess(command, env, events.put, inherited, stdin=stdin)
         inherited = (listener.descriptor, *inherited)
-        return LocalProcess(command, env, events.put, inherited, listener.catch_up)
+        return LocalProcess(command, env, events.put, inherited, listener.catch_up, stdin)
 
     def task_environment(self, command: TaskCommand) -> dict[str, str]:
         """The whole environment of a task, based on that of its command; subclasses extend it."""

@@ -36,6 +36,7 @@ class LocalProcess(TaskHandle):
         inherited: the file descriptors that the process keeps open.
         catch_up: called when the process has ended, before `on_exit`; it returns when all messages of the
             process have been received.
+        stdin: the standard input of the process.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class LocalProcess(TaskHandle):
         on_exit: Callable[[LocalProcess], None],
         inherited: Sequence[int] = (),
         catch_up: Callable[[], None] | None = None,
+        stdin: IO[bytes] | int = subprocess.DEVNULL,
     ) -> None:
         super().__init__()
         self._on_exit = on_exit
@@ -54,7 +56,7 @@ class LocalProcess(TaskHandle):
         self._popen = subprocess.Popen(
             [*bound_to_launcher(), *command],
             env=dict(env),
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,

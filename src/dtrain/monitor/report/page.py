@@ -26,13 +26,20 @@ _MOST_PROBLEMS = 60
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def render(runs: Sequence[RunData], *, title: str = "", failed: Sequence[tuple[str, str]] = ()) -> str:
+def render(
+    runs: Sequence[RunData],
+    *,
+    title: str = "",
+    failed: Sequence[tuple[str, str]] = (),
+    written: datetime.datetime | None = None,
+) -> str:
     """The report on one or several runs as a page of HTML.
 
     Args:
         runs: at least one; their names differ.
         title: the page's heading; by default the run's name, or the number of runs.
         failed: requested directories whose run cannot be read, each with the reason.
+        written: the time of writing that the page shows; by default now.
     """
     several = len(runs) > 1
     every = [markup.parts.key(swatch(place), run.name) for place, run in enumerate(runs)]
@@ -53,6 +60,7 @@ def render(runs: Sequence[RunData], *, title: str = "", failed: Sequence[tuple[s
         ("configuration", "Configuration", configuration(runs, names)),
         ("notes", "About this page", tables.notes(runs, names, notes)),
     ]
+    when = (written or datetime.datetime.now()).astimezone()
     return markup.page(
         title=title,
         generator=GENERATOR,
@@ -62,7 +70,7 @@ def render(runs: Sequence[RunData], *, title: str = "", failed: Sequence[tuple[s
         script=Markup(markup.source("page.js")),
         badge="" if several else tables.state(runs[0]),
         facts=facts(runs),
-        written=datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
+        written=when.isoformat(sep=" ", timespec="seconds"),
         problems=_problems(runs, failed),
         runs=[(swatch(place), run.name) for place, run in enumerate(runs)] if several else [],
         sections=[section for section in sections if section[2]],
