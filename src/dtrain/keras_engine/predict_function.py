@@ -25,7 +25,6 @@ from dtrain.keras_engine.splitting import split_batch
 from dtrain.keras_engine.steps import is_keras_own, needs_trial, unwrapped
 from dtrain.keras_engine.xla_rule import runs_in_xla
 from dtrain.keras_engine.xla_steps import XlaSteps
-from dtrain.upstream import functions
 from dtrain.upstream import tensorflow as upstream_tf
 
 
@@ -166,7 +165,7 @@ class PredictFunction:
         self._checked = False
         self._one: Callable[..., Any] = self._one_batch
         if not model.run_eagerly:
-            self._one = functions.made_for_each_model(self._one_batch, reduce_retracing=True)
+            self._one = upstream_tf.made_for_each_model(self._one_batch, reduce_retracing=True)
 
     def __call__(self, batches: list[Any]) -> Any:
         """The concatenated outputs of all batches, each of shape (examples, ...).

@@ -22,19 +22,6 @@ def operations_of_xla() -> frozenset[str]:
     return frozenset(each.op for each in found if each.device_type == _DEVICE)
 
 
-def made_for_each_model(function: Callable[..., Any], **options: Any) -> Any:
-    """A `tf.function` without AutoGraph, of which TensorFlow does not say that it is traced too often.
-
-    TensorFlow counts the traces of one Python function. A program with several models, such as one that
-    validates crosswise, traces dtrain's functions once for each of them, and can do nothing about it.
-    """
-    import tensorflow as tf
-
-    found = tf.function(function, autograph=False, **options)
-    found._omit_frequent_tracing_warning = True
-    return found
-
-
 _WRITES = ("Assign", "ResourceApply", "ResourceScatter")
 
 
