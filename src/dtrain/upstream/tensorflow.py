@@ -210,8 +210,8 @@ def underlying(variable: Any) -> Any:
 def made_for_each_model(function: Callable[..., Any], **options: Any) -> Any:
     """A `tf.function` without AutoGraph, of which TensorFlow does not say that it is traced too often.
 
-    TensorFlow counts the traces of one Python function. A program with several models, such as one that
-    validates crosswise, traces dtrain's functions once for each of them, and can do nothing about it.
+    TensorFlow counts the traces of one Python function. A program with several models, such as a
+    cross-validation, traces dtrain's functions once for each of them, and can do nothing about it.
     """
     import tensorflow as tf
 
