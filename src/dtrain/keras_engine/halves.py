@@ -14,41 +14,28 @@ import keras
 import tensorflow as tf
 
 from dtrain.keras_engine.rows import is_dense, present_leaves
-from dtrain.keras_engine.trial import Trial, some_rows_of
+from dtrain.keras_engine.trial import OF_ALL_ROWS, Trial, TriedStep, cut_rows
 from dtrain.keras_engine.written_state import Flow
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
-HINT = (
-    "Hint: make every part of the loss a mean over the examples, or compute it from the rows of all "
-    "replicas, tf.distribute.get_replica_context().all_gather(x, axis=0)."
-)
+HINT = f"Hint: make every part of the loss a mean over the examples, or {OF_ALL_ROWS}"
 _APART = 0.005  # relative distance from which on two halves together do not give what the whole gives
 _ROUNDING = 1e-7  # what rounding makes of 0, for values of about 1
 _APART_ROUNDED = 0.05  # the same, where layers compute in 16 bits
 
 
 def apart(
-    trial: Trial,
-    flow: Flow,
-    tensors: list[list[Any]],
-    once: Any,
-    here: Any,
-    *,
-    model: Any,
-    rows: int,
-    training: bool = True,
+    trial: Trial, flow: Flow, step: TriedStep, tensors: list[list[Any]], here: Any, *, training: bool = True
 ) -> list[set[str]]:
     """For each point of a trial, as what the values of two parts do not give those of all examples.
 
     Args:
         trial: the trial.
         flow: what depends on what in its graph.
+        step: the step that is tried.
         tensors: the values at each point, in the trial's graph.
-        once: the examples.
-        here: the values at each point for these.
-        model: the model.
-        rows: the number of the examples.
+        here: the values at each point for the step's examples.
         training: whether the trial calls the layers as in training.
 
     Returns:
@@ -56,17 +43,18 @@ def apart(
         say nothing: of what random numbers change, of what follows from values of all replicas, which a trial
         does not have, and of a model that normalizes each replica's batch by itself in training.
     """
+    rows, model = step.rows, step.model
     layers, plain = upstream_keras.layers_of(model), [flow.own_alone(each) for each in tensors]
     found: list[set[str]] = [set() for _ in here]
     if trial.rows_known or not any(plain) or (training and normalizes_batches(model)):
         return found
     rounded = any(layer.compute_dtype in ("float16", "bfloat16") for layer in layers)
     limit = _APART_ROUNDED if rounded else _APART
-    dense = all(map(is_dense, present_leaves(once)))  # others may be padded to the longest of a batch
+    dense = all(map(is_dense, present_leaves(step.part)))  # others may be padded to the longest of a batch
     # A mean over what a mask leaves is right by chance where the parts have as many of it.
     for cut in {rows // 2, rows // 4} - {0}:
         try:
-            parts = [trial.run(some_rows_of(once, *each))[0] for each in ((0, cut), (cut, rows))]
+            parts = [trial.run(part)[0] for part in cut_rows(step.part, cut, rows)]
         except Exception as error:  # it may need more rows
             logger.debug("%s of the examples cannot be tried out: %s", cut, error)
             continue

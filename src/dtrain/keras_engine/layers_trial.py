@@ -19,7 +19,15 @@ from dtrain.keras_engine.context import current_step
 from dtrain.keras_engine.halves import HINT, apart, normalizes_batches
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.rows import batch_rows
-from dtrain.keras_engine.trial import Trial, TrialStep, TriedStep, if_possible, some_rows_of, twice
+from dtrain.keras_engine.trial import (
+    OF_ALL_ROWS,
+    Trial,
+    TrialStep,
+    TriedStep,
+    if_possible,
+    some_rows_of,
+    twice,
+)
 from dtrain.keras_engine.written_state import Flow, check_state
 from dtrain.upstream import keras as upstream_keras
 
@@ -76,10 +84,7 @@ class LayersTrial:
         """The values for some examples, and as what those of two parts do not give these (see `apart`)."""
         step, trial, values = self._step, self._trial, self._values
         once, _ = trial.run(step.part)
-        found = apart(
-            trial, self._flow, values, step.part, once,
-            model=step.model, rows=step.rows, training=step.training,
-        )  # fmt: skip
+        found = apart(trial, self._flow, step, values, once, training=step.training)
         return once, found
 
     @functools.cached_property
@@ -125,8 +130,7 @@ class LayersTrial:
             warnings.warn(
                 f"What {model.name!r} computes from an example depends on the other examples of the batch. "
                 "Each replica has a part of the batch only, so the numbers may differ from one device's. "
-                "Hint: compute it from the rows of all replicas, "
-                "tf.distribute.get_replica_context().all_gather(x, axis=0).",
+                f"Hint: {OF_ALL_ROWS}",
                 stacklevel=2,
             )
 

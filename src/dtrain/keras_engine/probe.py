@@ -199,7 +199,7 @@ class StepTrial:
         alone = here
         if self._trial.asked:  # the step may have scaled a loss by the number of replicas
             alone, _ = Trial(self._run, step.part, step.model.distribute_strategy, replicas=1).run(once)
-        differences = apart(self._trial, flow, traced.taken, once, here, model=step.model, rows=step.rows)
+        differences = apart(self._trial, flow, step, traced.taken, here)
         # What follows from whole gradients, such as their norm, is the same on all replicas already.
         same = [not self._trial.asked and flow.same_on_all(values) for values in traced.taken]
         noisy = [flow.random(values) for values in traced.taken]

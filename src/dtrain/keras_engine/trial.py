@@ -34,6 +34,11 @@ from dtrain.upstream import tensorflow as upstream_tf
 
 Found = TypeVar("Found")
 
+OF_ALL_ROWS = (
+    "compute it from the rows of all replicas, tf.distribute.get_replica_context().all_gather(x, axis=0)."
+)
+"""The end of a hint."""
+
 _ROWS = 8  # the most examples that a trial takes
 
 
@@ -314,9 +319,9 @@ def some_rows_of(part: Any, start: int, end: int) -> Any:
     return map_leaves(lambda leaf: some_rows(leaf, start, end - start), without_optionals(part))
 
 
-def halves_of(part: Any, rows: int) -> tuple[Any, Any]:
-    """The first `rows // 2` rows of a batch, and those after them up to `rows`."""
-    return some_rows_of(part, 0, rows // 2), some_rows_of(part, rows // 2, rows)
+def cut_rows(part: Any, cut: int, rows: int) -> tuple[Any, Any]:
+    """The first `cut` rows of a batch, and those after them up to `rows`."""
+    return some_rows_of(part, 0, cut), some_rows_of(part, cut, rows)
 
 
 def twice(part: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.errors import StepError
-from dtrain.keras_engine.trial import Trial, TrialStep, TriedStep, halves_of, some_rows_of, twice
+from dtrain.keras_engine.trial import OF_ALL_ROWS, Trial, TrialStep, TriedStep, cut_rows, some_rows_of, twice
 from dtrain.upstream import functions
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
@@ -67,8 +67,7 @@ def check_state(writer: str, step: TriedStep, trial: Trial, flow: Flow, last: Tr
         warnings.warn(
             f"{writer} writes {_listed(doubtful)} from its examples, and that is not a mean over "
             "them: it becomes the mean of the replicas' values, and may differ from one device's. Hint: "
-            "compute it from the rows of all replicas, tf.distribute.get_replica_context().all_gather(x, "
-            "axis=0).",
+            f"{OF_ALL_ROWS}",
             stacklevel=2,
         )
 
@@ -122,7 +121,7 @@ class _Runs:
 
     def __init__(self, trial: Trial, part: Any, rows: int, variables: Sequence[Any]) -> None:
         once, half = some_rows_of(part, 0, rows), rows // 2
-        halves = halves_of(part, rows) if half else (once, once)
+        halves = cut_rows(part, half, rows) if half else (once, once)
         whole = once if half else twice(once)
         self._share = half / rows if half else 0.5
         self._before = [np.asarray(v.read_value()) for v in variables]

@@ -29,6 +29,11 @@ def order(mark: str, folders: Sequence[str]) -> bytes:
     return json.dumps({"mark": mark, "folders": list(folders)}).encode() + b"\n"
 
 
+def unmarked() -> dict[str, str]:
+    """The environment for a guard: the end of an outer job must not kill it before it has deleted."""
+    return {name: value for name, value in os.environ.items() if name != MARK_VARIABLE}
+
+
 _MEMORY = Path("/dev/shm")
 # The shared-memory files of MPI libraries that cannot be placed in a folder of the job.
 _LEFT_IN_MEMORY = ("mpich_shm_*", "Intel_MPI_*", "sm_segment.*")

@@ -237,11 +237,9 @@ def new_mark() -> str:
 @contextlib.contextmanager
 def guarded(mark: str, session: Session) -> Iterator[None]:
     """Have a guard kill what carries the mark, and delete the session's folders, if this process dies."""
-    # Without the mark of an outer job: the end of that job must not kill the guard before it has deleted.
-    env = {name: value for name, value in os.environ.items() if name != guard.MARK_VARIABLE}
     watcher = subprocess.Popen(
         [sys.executable, "-I", "-S", guard.__file__],
-        env=env,
+        env=guard.unmarked(),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

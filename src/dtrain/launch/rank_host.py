@@ -55,7 +55,7 @@ def main(command: list[str]) -> int:
 
 def _guard(mark: str, folders: list[Path]) -> None:
     """Start a guard, which kills what has the mark and deletes the folders when this process has ended."""
-    env = {name: value for name, value in os.environ.items() if name != guard.MARK_VARIABLE}
+    env = guard.unmarked()
     reading, writing = os.pipe()  # the writing end stays open as long as this process lives
     os.write(writing, guard.order(mark, [str(each) for each in folders]))
     nowhere, command = subprocess.DEVNULL, [*_PYTHON, guard.__file__]
