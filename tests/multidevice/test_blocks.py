@@ -156,13 +156,14 @@ def test_the_pace_is_learnt_from_second_runs() -> None:
     assert pace.seconds == pytest.approx(0.1)
 
 
-def sizes_of_an_epoch(step_seconds: float, steps: int, workers: int) -> list[int]:
-    """How many steps the blocks of an epoch have, once steps are known to take so long."""
+def sizes_of_an_epoch(step_seconds: list[float], steps: int) -> list[int]:
+    """How many steps the blocks of an epoch have, once a step of each worker is known to take so long."""
     pace, function = Pace(), object()
-    for _ in range(2):
-        pace.note(function, 0, 500 * step_seconds, 500)
+    for worker, seconds in enumerate(step_seconds):
+        for _ in range(2):
+            pace.note(function, worker, 500 * seconds, 500)
     program: Any = SimpleNamespace(setting=SimpleNamespace(accumulation=1, overlaps=False))
-    layout = ServerLayout(workers=workers, max_staleness=None, servers=None)
+    layout = ServerLayout(workers=len(step_seconds), max_staleness=None, servers=None)
     sizes, found = BlockSizes(program, layout, pace, None), []
     while sum(found) < steps:
         left = steps - sum(found)
@@ -170,13 +171,27 @@ def sizes_of_an_epoch(step_seconds: float, steps: int, workers: int) -> list[int
     return found
 
 
-def test_the_last_blocks_of_several_workers_are_small_but_unrolled() -> None:
-    of_fast = sizes_of_an_epoch(0.001, 600, workers=4)
-    assert of_fast[:2] == [75, 66]
-    for steps in (240, 600, 601, 17, 31, 32):
-        blocks = sizes_of_an_epoch(0.001, steps, workers=4)
+def test_equally_fast_workers_get_equal_blocks_and_few() -> None:
+    assert sizes_of_an_epoch([0.001] * 4, 240) == [60] * 4
+    assert sizes_of_an_epoch([0.005] * 4, 600) == [75] * 8  # a block takes 0.4 s at most
+    assert sizes_of_an_epoch([0.001] * 4, 2400) == [200] * 12  # and has 256 steps at most
+    assert sizes_of_an_epoch([1.0, 1.1], 5) == [1] * 5
+    assert sizes_of_an_epoch([0.02, 0.025], 9) == [5, 4]
+    for steps in (17, 31, 32, 241, 601):
+        blocks = sizes_of_an_epoch([0.001, 0.0012, 0.001, 0.0014], steps)
         assert sum(blocks) == steps
         assert min(blocks) >= 16  # a smaller block's loop is not unrolled
+        assert len(blocks) <= 4
+
+
+def test_the_last_blocks_of_unequal_workers_are_small_but_unrolled() -> None:
+    uneven = [0.001, 0.001, 0.0025, 0.001]
+    of_fast = sizes_of_an_epoch(uneven, 600)
+    assert of_fast[:2] == [75, 66]
+    for steps in (240, 600, 601, 17, 31, 32):
+        blocks = sizes_of_an_epoch(uneven, steps)
+        assert sum(blocks) == steps
+        assert min(blocks) >= 16
         assert blocks[-1] < 32
-    assert sizes_of_an_epoch(0.001, 600, workers=1)[:2] == [100, 100]
-    assert sizes_of_an_epoch(0.03, 40, workers=4)[-8:] == [1] * 8  # slow steps, which are not unrolled
+    assert sizes_of_an_epoch([0.001], 600)[:2] == [100, 100]
+    assert sizes_of_an_epoch([0.02, 0.05, 0.02, 0.02], 40)[-8:] == [1] * 8  # slow steps: not unrolled

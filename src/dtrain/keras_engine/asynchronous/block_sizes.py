@@ -5,6 +5,7 @@ It only computes numbers: forming and submitting blocks is the session's task.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from dtrain.keras_engine.asynchronous.program import BlockProgram
@@ -18,6 +19,8 @@ _MOST_STEPS = 256
 _OVERLAPPED_STEPS = 8  # at least, with overlap: a block's first step and last update overlap with nothing
 _UNROLLED = 4  # steps in one iteration of a small model's loop
 _LEAST_UNROLLED = 4 * _UNROLLED  # the fewest steps of a block whose loop is unrolled
+_EVEN = 1.5  # workers are equally fast if none takes more than this many times as long for a step as another
+_EVEN_STEPS = 100  # over about so many steps a worker's step time is averaged
 
 
 class Pace:
@@ -32,6 +35,7 @@ class Pace:
     def __init__(self) -> None:
         self.seconds: float | None = None
         self._steps = 0
+        self._by_worker: dict[int | None, float] = {}
         self._warm: set[tuple[int, int | None]] = set()
         self._functions: list[Any] = []
 
@@ -39,6 +43,11 @@ class Pace:
     def fast(self) -> bool:
         """Whether steps are short and numerous enough that unrolling the loop, to save messages, pays off."""
         return self.seconds is not None and self.seconds < _FAST and self._steps >= _MANY
+
+    def even(self, workers: int) -> bool:
+        """Whether the step times of so many workers are known and about the same."""
+        times = self._by_worker.values()
+        return len(times) == workers and max(times) <= _EVEN * min(times)
 
     def note(self, function: Any, worker: int | None, seconds: float, steps: int) -> None:
         """Records the duration of one block.
@@ -53,6 +62,8 @@ class Pace:
         run = (id(function), worker)
         if run in self._warm:
             self.seconds = seconds / steps
+            mean = self._by_worker.get(worker, self.seconds)
+            self._by_worker[worker] = mean + (self.seconds - mean) * min(1.0, steps / _EVEN_STEPS)
             return
         self._warm.add(run)
         self._functions.append(function)
@@ -78,6 +89,8 @@ class BlockSizes:
         self._workers = layout.workers
         self._pace = pace
         self._steps_a_call = steps_a_call
+        # How many steps are left after the current round of equal blocks, and the steps of one of them.
+        self._round: tuple[float, int] = (math.inf, 0)
         self._bound = layout.most_of_others  # updates of other workers that a step may miss, or None
         self.active = self._workers if self._bound is None else min(self._workers, self._bound + 1)
 
@@ -118,15 +131,35 @@ class BlockSizes:
             return 1
         # Forming a block takes the chief some milliseconds, so blocks are longer with more workers.
         length = min(_BLOCK_SECONDS * self.active, _MOST_BLOCK_SECONDS)
-        steps = int(length / max(self._pace.seconds, 1e-6))
+        steps = min(max(int(length / max(self._pace.seconds, 1e-6)), 1), _MOST_STEPS)
         if self._program.setting.overlaps:
             steps = max(steps, _OVERLAPPED_STEPS)
         if left is not None and self._workers > 1:
-            # Small last blocks let the workers end at about the same time. Blocks of fast steps that are too
-            # small to be unrolled would cost more than they save, the last one too.
-            least = _LEAST_UNROLLED if self._pace.fast else 1
-            steps = min(steps, max(-(-left // (2 * self._workers)), least))
-            steps = left if left - steps < least else steps
+            steps = self._shared(left, steps)
         if self.active > 1 and self._bound is not None:
             steps = min(steps, self._bound // (self.active - 1))
-        return min(max(steps, 1), _MOST_STEPS)
+        return max(steps, 1)
+
+    def _shared(self, left: int, most: int) -> int:
+        """How many of the steps that are left the next block has, so that all workers end at the same time.
+
+        Workers that are equally fast get equal blocks, as few as possible, because each block costs the chief
+        and its worker some milliseconds. Otherwise blocks become smaller towards the end, so that a slow
+        worker holds the last one not much longer than the others hold theirs.
+
+        Args:
+            left: steps that are left in the session.
+            most: the most steps that a block should have.
+        """
+        # Blocks of fast steps that are too small to be unrolled would cost more than they save.
+        least = _LEAST_UNROLLED if self._pace.fast else 1
+        if self._pace.even(self._workers):
+            if left <= self._round[0]:
+                share = -(-left // self._workers)
+                steps = -(-share // -(-share // most))
+                self._round = left - steps * self._workers, steps
+            steps = self._round[1]
+        else:
+            steps = min(most, -(-left // (2 * self._workers)))
+        steps = max(steps, least)
+        return left if left - steps < least else steps
