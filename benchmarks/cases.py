@@ -21,7 +21,7 @@ class Side:
             starter, `dtrain launch`, or `workers.py` with the peers' Python ("torch").
         program: file and arguments; `{network}` and `{address}` are filled in.
         processes: how many.
-        data: what `fit` is given: "arrays" or "tf.data".
+        data: what `fit` is given: "arrays" or "tf.data"; or what else the program measures.
     """
 
     title: str
@@ -42,12 +42,14 @@ class Case:
         sides: by name; the first is dtrain.
         aims: by a side's name, how many times faster than it dtrain is to be; where it may be slower, less
             than one.
+        together: rows of their own, by name, each with the sides whose times are added.
     """
 
     title: str
     network: str
     sides: dict[str, Side]
     aims: dict[str, float] = field(default_factory=dict)
+    together: dict[str, tuple[str, ...]] = field(default_factory=dict)
     steps: int | None = None
 
 
@@ -126,6 +128,11 @@ _ALL_REDUCE = Side(
     program=("train_allreduce.py", "{network}", "{address}"),
     processes=2,
 )
+_LIMIT = replace(
+    _ALL_REDUCE,
+    title="60 lines: each trains apart, MPI sums what lies ready",
+    program=(*_ALL_REDUCE.program, "--limit"),
+)
 
 
 def _workers(
@@ -142,6 +149,13 @@ def _workers(
         sides |= {"stock loop, arrays": _STOCK_LOOP_OF_ARRAYS, "DDP": _DDP, "stock fit": _STOCK_FIT}
     title = f"two workers over {transport}, {network}"
     return Case(title=title, network=network, sides=sides, aims=aims, steps=steps)
+
+
+def _sums_beside(case: Case) -> Case:
+    """A case, and what MPI takes for its bytes: alone, and in the simplest program that also trains."""
+    sides = case.sides | {"limit": _LIMIT, "MPI": replace(_LIMIT, title="MPI.Allreduce alone", data="sum")}
+    aims = case.aims | {"pair and MPI": 1 / 1.05}
+    return replace(case, sides=sides, aims=aims, together={"pair and MPI": ("pair", "MPI")})
 
 
 def _more_workers(number: int) -> Case:
@@ -177,10 +191,9 @@ CASES = {
         },
         aims={"stock fit": 3.0},
     ),
-    # Of the pair's speed on "big" what MPI's own time for the bytes leaves is measured by transports.py.
     "small-mpi": _workers("small", "mpi", {"60 lines": 1 / 1.15, "stock loop": 5.0, "DDP": 6.0}),
     "mid-mpi": _workers("mid", "mpi", {"pair": 1 / 1.03, "stock loop": 1.0, "DDP": 2.0}),
-    "big-mpi": _workers("big", "mpi", {"stock loop": 3.0, "DDP": 1.6}, steps=120),
+    "big-mpi": _sums_beside(_workers("big", "mpi", {"stock loop": 3.0, "DDP": 1.6}, steps=120)),
     "small-ring": _workers("small", "ring", {}, peers=False),
     "mid-ring": _workers("mid", "ring", {}, peers=False),
     "big-ring": _workers("big", "ring", {"stock loop": 2.5}, peers=False, steps=120),

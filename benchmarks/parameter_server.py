@@ -2,12 +2,14 @@
 
     python benchmarks/parameter_server.py [--network small] [--rounds 7] [--steps 400] [--out FILE.json]
     python benchmarks/parameter_server.py --overlap [--delay 2] [--rate 10] ...
+    python benchmarks/parameter_server.py --job-sizes 1 4 ...
     python benchmarks/parameter_server.py --embeddings 10000 100000 [--optimizers sgd lazy_adam] ...
 
 Two jobs, each a chief, two workers and one parameter server, measure in turn. The stock one never imports
 dtrain. With `--overlap` all are dtrain's, one with `overlap=True`; with `--delay` or `--rate` the servers
-are on a network of their own, which needs root. With `--embeddings` a model with a table of so many rows is
-trained, each size with each optimizer; `lazy_adam` is dtrain's alone.
+are on a network of their own, which needs root. With `--job-sizes` there are jobs of so many workers, and
+what counts is the processor time of all their processes together. With `--embeddings` a model with a table
+of so many rows is trained, each size with each optimizer; `lazy_adam` is dtrain's alone.
 """
 
 from __future__ import annotations
@@ -43,6 +45,11 @@ OVERLAP_WAYS = {
     "fit_overlap": ("overlapped", "model.fit, overlap=True"),
     "fit_usual": ("usual", "model.fit"),
 }
+# `fit` in one epoch and in short ones, whose beginnings and ends count more.
+SIZE_WAYS = {name: WAYS[name] for name in ("fit", "keras", "ten_by_hand")} | {
+    "fit_short": ("dtrain", "model.fit, epochs of 240 steps")
+}
+SHORT_EPOCH = 240  # steps
 # What the ways but `fit` are.
 LOOPS: dict[str, dict[str, Any]] = {
     "dtrain_loop": {"optimizer": "sgd"},
@@ -53,7 +60,7 @@ LOOPS: dict[str, dict[str, Any]] = {
 }
 LONG_BLOCK = 8  # steps
 # How many times more steps are made where a step is short, so that rounds are about as long.
-LONGER = {"fit": 5, "fit_overlap": 5, "fit_usual": 5, "ten_by_hand": 2}
+LONGER = {"fit": 5, "fit_overlap": 5, "fit_usual": 5, "fit_short": 5, "ten_by_hand": 2}
 
 
 class Trained:
@@ -128,14 +135,21 @@ class Embedding(Trained):
 
 
 class Fit:
-    """`model.fit` as a user writes it."""
+    """`model.fit` as a user writes it.
 
-    def __init__(self, strategy: Any, trained: Trained) -> None:
+    Args:
+        strategy: under which.
+        trained: what.
+        epoch: steps of an epoch; None has all steps in one.
+    """
+
+    def __init__(self, strategy: Any, trained: Trained, epoch: int | None = None) -> None:
         import keras
 
         from dtrain.optim import LazyAdam
 
         self._trained = trained
+        self._epoch = epoch
         name = trained.optimizer
         with strategy.scope():
             optimizer = LazyAdam() if name == "lazy_adam" else keras.optimizers.get(name)
@@ -146,20 +160,22 @@ class Fit:
 
     def __call__(self, steps: int) -> float:
         """Seconds a step, from the call of `fit` to its return."""
-        if steps not in self._data:
-            self._data[steps] = self._trained.data(steps).prefetch(8)
-            self._model.fit(self._data[steps], verbose=0)  # traces
+        epoch = self._epoch or steps
+        epochs = max(1, steps // epoch)
+        if epoch not in self._data:
+            self._data[epoch] = self._trained.data(epoch).prefetch(8)
+            self._model.fit(self._data[epoch], verbose=0)  # traces
         before = int(self._model.optimizer.iterations)
         before_fit = self._model.train_function.totals
         start = time.perf_counter()
-        self._model.fit(self._data[steps], verbose=0)
+        self._model.fit(self._data[epoch], epochs=epochs, verbose=0)
         seconds = time.perf_counter() - start
         made = int(self._model.optimizer.iterations) - before
-        if made != steps:
-            raise RuntimeError(f"{made} of {steps} steps were made")
+        if made != epochs * epoch:
+            raise RuntimeError(f"{made} of {epochs * epoch} steps were made")
         now = self._model.train_function.totals
         self._waited.append((now.exchange - before_fit.exchange) / (now.seconds - before_fit.seconds))
-        return seconds / steps
+        return seconds / made
 
     def waited(self) -> float:
         """The share of blocks in which a worker only waited for the servers, the median of rounds."""
@@ -174,6 +190,7 @@ def loop(strategy: Any, trained: Trained, optimizer: str | None, **options: Any)
 def serve(side: str, address: str, network: str) -> None:
     """One of the jobs, in each of its processes."""
     measures: dict[str, Any] = {}
+    side = side.partition("@")[0]
     if side == "stock":
         strategy = jobs.stock_strategy()
     else:
@@ -186,6 +203,8 @@ def serve(side: str, address: str, network: str) -> None:
     def make(what: str) -> Any:
         if what in LOOPS:
             return loop(strategy, Trained(network), **LOOPS[what])
+        if what == "fit_short":
+            return Fit(strategy, Trained(network), SHORT_EPOCH)
         if what in (*WAYS, *OVERLAP_WAYS):
             return Fit(strategy, Trained(network))
         optimizer, rows = what.split("/")
@@ -225,6 +244,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--overlap", action="store_true", help="fit with and without overlap")
+    parser.add_argument("--job-sizes", type=int, nargs="+", metavar="WORKERS", help="jobs to compare")
     parser.add_argument("--embeddings", type=int, nargs="+", metavar="ROWS", help="tables to train")
     parser.add_argument("--optimizers", nargs="+", default=["sgd", "adagrad", "lazy_adam"], help="of tables")
     parser.add_argument(
@@ -236,9 +256,18 @@ def main() -> None:
         serve(*arguments.side, arguments.network)
         return
     ways = OVERLAP_WAYS if arguments.overlap else WAYS
+    bases = dict.fromkeys(ways, "fit")
     if arguments.embeddings:
         ways = embedding_ways(arguments.embeddings, arguments.optimizers)
-    found = {**jobs.circumstances(), "workers": arguments.workers, "servers": arguments.servers}
+        bases = {way: f"{way.rpartition('/')[0]}/{arguments.embeddings[0]}" for way in ways}
+    elif arguments.job_sizes:
+        ways = size_ways(arguments.job_sizes)
+        bases = {way: f"{way.partition('@')[0]}@{arguments.job_sizes[0]}" for way in ways}
+    found = {
+        **jobs.circumstances(),
+        "workers": arguments.job_sizes or arguments.workers,
+        "servers": arguments.servers,
+    }
     if not arguments.embeddings:
         found["network"] = NETWORKS[arguments.network].about
     if arguments.delay or arguments.rate:
@@ -248,7 +277,9 @@ def main() -> None:
         taken = jobs.turns(
             {
                 way: functools.partial(
-                    started[side].measure, way.removeprefix("stock/"), steps_of(way, arguments.steps)
+                    started[side].measure,
+                    way.removeprefix("stock/").partition("@")[0],
+                    steps_of(way, arguments.steps),
                 )
                 for way, (side, _) in ways.items()
             },
@@ -256,9 +287,9 @@ def main() -> None:
         )
         if arguments.overlap:
             found["share_waited"] = {side: job.measure("waited", 1).wall for side, job in started.items()}
-    bases = {way: smallest(way, arguments.embeddings) if arguments.embeddings else "fit" for way in ways}
     found["milliseconds_a_step"] = {way: jobs.summary(each) for way, each in taken.items()}
-    found["times_smallest_table" if arguments.embeddings else "times_faster_is_fit"] = ratios = {
+    of_first = arguments.embeddings or arguments.job_sizes
+    found["times_the_first" if of_first else "times_faster_is_fit"] = ratios = {
         way: jobs.ratio(each, taken[bases[way]]) for way, each in taken.items() if way != bases[way]
     }
     print_table(found["milliseconds_a_step"], ratios, ways)
@@ -276,19 +307,23 @@ def embedding_ways(rows: list[int], optimizers: list[str]) -> dict[str, tuple[st
     }
 
 
+def size_ways(sizes: list[int]) -> dict[str, tuple[str, str]]:
+    """Each way in a job of each size."""
+    return {
+        f"{way}@{workers}": (f"{side}@{workers}", f"{name}, {workers} workers")
+        for way, (side, name) in SIZE_WAYS.items()
+        for workers in sizes
+    }
+
+
 def steps_of(way: str, steps: int) -> int:
     """How many steps a round of a way has: stock TensorFlow's are slow where a table is large."""
-    return max(1, steps // 10) if way.startswith("stock/") else steps * LONGER.get(way, 1)
-
-
-def smallest(way: str, rows: list[int]) -> str:
-    """The same way with the first table."""
-    return f"{way.rpartition('/')[0]}/{rows[0]}"
+    return max(1, steps // 10) if way.startswith("stock/") else steps * LONGER.get(way.partition("@")[0], 1)
 
 
 def starting(side: str, arguments: argparse.Namespace) -> Callable[[], jobs.Job]:
     """What starts one of the jobs, where it is asked for with its servers far away."""
-    size = {"workers": arguments.workers, "servers": arguments.servers}
+    size = {"workers": int(side.partition("@")[2] or arguments.workers), "servers": arguments.servers}
     more = ["--network", arguments.network]
     if not arguments.delay and not arguments.rate:
         return lambda: jobs.Job(__file__, side, **size, more=more)
@@ -301,7 +336,7 @@ def starting(side: str, arguments: argparse.Namespace) -> Callable[[], jobs.Job]
 
 
 def print_table(times: dict[str, Any], ratios: dict[str, Any], ways: dict[str, tuple[str, str]]) -> None:
-    """A row a way; ratios are those to `fit`, or to the smallest table."""
+    """A row a way; ratios are those to `fit`, to the smallest table or to the smallest job."""
     rows = []
     for way, (side, name) in ways.items():
         taken, ratio = times[way], ratios.get(way)

@@ -94,10 +94,13 @@ def measure(case: Case, rounds: int, torch: tuple[str | None, str]) -> dict[str,
 def judged(case: Case, taken: dict[str, list[jobs.Taken]]) -> dict[str, Any]:
     """Times, ratios and whether the aims are met."""
     first = next(iter(case.sides))
+    others = {name: times for name, times in taken.items() if name != first}
+    for name, parts in case.together.items():
+        if taken.keys() >= {*parts}:
+            rounds = zip(*(taken[part] for part in parts), strict=True)
+            others[name] = [each[0]._replace(wall=sum(part.wall for part in each)) for each in rounds]
     ratios: dict[str, Any] = {}
-    for name, times in taken.items() if first in taken else ():
-        if name == first:
-            continue
+    for name, times in others.items() if first in taken else ():
         found = jobs.ratio(times, taken[first])
         found.pop("processor", None)
         aim = case.aims.get(name)
@@ -157,6 +160,9 @@ def table(found: dict[str, Any]) -> str:
             row += [f"{times['processor']:.{digits}f}"]
             row += [f"{case['examples_a_second'][name]:,}", f"{times['memory_mib']:,} MiB"]
             rows.append([about.title, side.title, *row, *(_ratio(ratio) if ratio else [])])
+        for name in about.together:
+            if name in case["times_faster"]:
+                rows.append([about.title, f"{name} together", *[""] * 5, *_ratio(case["times_faster"][name])])
     lines = [markdown_of(heads, rows)]
     for name, each in found["others"].items():
         lines += ["", f"**{name}**", "", each.get("table") or f"Not measured: {each['absent']}"]

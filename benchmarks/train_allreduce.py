@@ -2,6 +2,9 @@
 
 One process of a job that answers, started by the MPI's own starter. It knows no dtrain and no strategy, and
 computes no metrics: what `fit` takes longer is what dtrain costs. It writes into no tensor of TensorFlow's.
+
+With `--limit` it does nothing that a program could leave out: it trains by itself, and in each step MPI sums
+as many numbers, always from the same memory into the same. No gradient is copied, and none is waited for.
 """
 
 from __future__ import annotations
@@ -20,15 +23,16 @@ class AllReduceLoop:
 
     Args:
         network: what is trained, on this worker's own examples.
+        limit: whether each worker trains by itself, and MPI sums what lies ready.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, *, limit: bool = False) -> None:
         import numpy as np
         import tensorflow as tf
         from mpi4py import MPI
 
         self._network = network
-        world = MPI.COMM_WORLD
+        self._world = world = MPI.COMM_WORLD
         loss_and_gradients, update = network.keras_step()
 
         def mean_over_workers(local: np.ndarray) -> np.ndarray:
@@ -37,24 +41,43 @@ class AllReduceLoop:
             total *= 1 / world.size
             return total
 
+        numbers = sum(int(np.prod(weight.shape)) for weight in network.keras().trainable_weights)
+        self._ready, self._total = np.ones(numbers, np.float32), np.empty(numbers, np.float32)
+
+        def sum_what_is_ready() -> np.float32:
+            world.Allreduce(self._ready, self._total)
+            return np.float32(0)
+
+        def means(gradients: list[Any]) -> list[Any]:
+            flat = tf.concat([tf.reshape(each, [-1]) for each in gradients], 0)
+            mean = tf.ensure_shape(tf.numpy_function(mean_over_workers, [flat], tf.float32), flat.shape)
+            parts = tf.split(mean, [each.shape.num_elements() for each in gradients])
+            return [tf.reshape(part, each.shape) for part, each in zip(parts, gradients, strict=True)]
+
         @tf.function
         def train(dataset: Any) -> Any:
             loss = tf.constant(0.0)
             for x, y in dataset:
                 loss, gradients = loss_and_gradients(x, y)
-                flat = tf.concat([tf.reshape(each, [-1]) for each in gradients], 0)
-                mean = tf.ensure_shape(tf.numpy_function(mean_over_workers, [flat], tf.float32), flat.shape)
-                parts = tf.split(mean, [each.shape.num_elements() for each in gradients])
-                update([tf.reshape(part, each.shape) for part, each in zip(parts, gradients, strict=True)])
+                if limit:
+                    update(gradients)
+                    loss += tf.numpy_function(sum_what_is_ready, [], tf.float32)
+                else:
+                    update(means(gradients))
             return loss
 
         self._train = train
         self._datasets: dict[int, Any] = {}
 
     def __call__(self, way: str, steps: int) -> float:
-        """Seconds a step, over as many as `fit` is measured on, an epoch a call."""
+        """Seconds a step, over as many as `fit` is measured on, an epoch a call; or of MPI's sum alone."""
         import tensorflow as tf
 
+        if way == "sum":
+            begun = time.perf_counter()
+            for _ in range(steps):
+                self._world.Allreduce(self._ready, self._total)
+            return (time.perf_counter() - begun) / steps
         if steps not in self._datasets:
             batch = self._network.batch
             x, y = self._network.data(batch * steps)
@@ -71,10 +94,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("network", choices=NETWORKS)
     parser.add_argument("address")
+    parser.add_argument("--limit", action="store_true", help="train apart, and sum what lies ready")
     asked = parser.parse_args()
     workers.pin()
     workers.one_thread_each()
-    jobs.answer(asked.address, AllReduceLoop(NETWORKS[asked.network]))
+    jobs.answer(asked.address, AllReduceLoop(NETWORKS[asked.network], limit=asked.limit))
 
 
 if __name__ == "__main__":

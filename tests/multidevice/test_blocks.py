@@ -157,7 +157,10 @@ def test_the_pace_is_learnt_from_second_runs() -> None:
 
 
 def sizes_of_an_epoch(step_seconds: list[float], steps: int) -> list[int]:
-    """How many steps the blocks of an epoch have, once a step of each worker is known to take so long."""
+    """How many steps the blocks of an epoch have, once a step of each worker is known to take so long.
+
+    After the last one a size is asked for, too, as where the end of the data is not known before it is read.
+    """
     pace, function = Pace(), object()
     for worker, seconds in enumerate(step_seconds):
         for _ in range(2):
@@ -168,6 +171,7 @@ def sizes_of_an_epoch(step_seconds: list[float], steps: int) -> list[int]:
     while sum(found) < steps:
         left = steps - sum(found)
         found.append(min(left, sizes.steps(left, 0)))
+    assert sizes.steps(0, 0) >= 0
     return found
 
 

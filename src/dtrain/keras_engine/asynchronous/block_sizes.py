@@ -155,7 +155,7 @@ class BlockSizes:
         least = _LEAST_UNROLLED if self._pace.fast else 1
         if self._pace.even(self._workers):
             if left <= self._round[0]:
-                share = -(-left // self._workers)
+                share = max(1, -(-left // self._workers))
                 steps = -(-share // -(-share // most))
                 self._round = left - steps * self._workers, steps
             steps = self._round[1]
