@@ -5,7 +5,9 @@
 Two hosts (network namespaces) train with a worker each. `tbf` shapes the link between them, so this needs
 root, `ip` and `tc`. The layers of the model wait, as if a device computed for them: with two workers that
 compute, a machine of two cores has no core free. A step is compared with the least time that it can take: the
-sum of forward pass, the longer of backward pass and all-reduce, and update, each measured by itself.
+sum of forward pass, the longer of backward pass and all-reduce, and update, each measured by itself. What can
+be reached of that on this machine is shown by a program without TensorFlow, which only sleeps as long as the
+passes take, sends what is ready over a socket, adds and updates.
 """
 
 from __future__ import annotations
@@ -13,9 +15,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +28,7 @@ from typing import Any
 
 import jobs
 
-from transports import in_graph, looped
+from transports import connected, in_graph, looped
 
 WIDTH, LAYERS = 974, 8  # of 30 MB together
 FORWARD_SECONDS, BACKWARD_SECONDS = 0.004, 0.008  # of one layer
@@ -136,8 +141,90 @@ def worker() -> dict[str, float]:
     return {"fit": fit, "all-reduce": milliseconds(looped(strategy, gradients))}
 
 
-def job(rate: float, overlap: bool) -> dict[str, float]:
+class Pair:
+    """Sums vectors with one other process, over a socket: each adds one half and sends the sum back.
+
+    Args:
+        addresses: of both, "host:port".
+        rank: 0 or 1.
+    """
+
+    def __init__(self, addresses: list[str], rank: int) -> None:
+        import numpy as np
+
+        host, port = addresses[0].split(":")
+        if rank == 0:
+            with socket.create_server((host, int(port))) as listener:
+                self._peer, _ = listener.accept()
+        else:
+            self._peer = connected((host, int(port)))
+        self._peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._rank = rank
+        self._came = np.empty(WIDTH * WIDTH // 2, np.float32)
+        self._leaving: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=self._send, daemon=True).start()
+
+    def sum(self, vector: Any) -> None:
+        """Replaces a vector by the sum of both."""
+        halves = vector[: len(vector) // 2], vector[len(vector) // 2 :]
+        mine, other = halves[self._rank], halves[1 - self._rank]
+        self._leaving.put(other)
+        self._receive(self._came)
+        mine += self._came
+        self._leaving.put(mine)
+        self._receive(other)  # the other process has all of it, as it has added it
+
+    def _send(self) -> None:
+        while True:
+            self._peer.sendall(self._leaving.get())
+
+    def _receive(self, into: Any) -> None:
+        place = memoryview(into).cast("B")
+        while place:
+            place = place[self._peer.recv_into(place) :]
+
+
+def limit(forward: float, backward: float) -> dict[str, float]:
+    """The milliseconds of a step that only waits, sends, adds and updates.
+
+    Args:
+        forward: milliseconds that the forward pass takes.
+        backward: milliseconds that the backward pass takes.
+    """
+    import numpy as np
+
+    cluster = json.loads(os.environ["TF_CONFIG"])
+    pair = Pair(cluster["cluster"]["worker"], cluster["task"]["index"])
+    weights, gradients = (np.zeros((LAYERS, WIDTH * WIDTH), np.float32) for _ in range(2))
+    layers = [BACKWARD_SECONDS] * (LAYERS - 1)
+    layers.append(max(0.0, backward / 1e3 - sum(layers)))
+    ready: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def backward_pass() -> None:
+        for number, seconds in enumerate(layers):
+            time.sleep(seconds)
+            ready.put(number)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            time.sleep(forward / 1e3)
+            threading.Thread(target=backward_pass).start()
+            for _ in range(LAYERS):
+                number = ready.get()
+                pair.sum(gradients[number])
+                gradients[number] *= 0.01
+                weights[number] -= gradients[number]
+
+    return {"limit": milliseconds(steps)}
+
+
+def job(rate: float, overlap: bool, *program: str) -> dict[str, float]:
     """The times that the first of two workers on two hosts measures.
+
+    Args:
+        rate: of the link, bits a second.
+        overlap: whether gradients are sent during the backward pass.
+        program: what each worker runs: this file's arguments; "worker" by default.
 
     Raises:
         RuntimeError: the job failed.
@@ -154,7 +241,7 @@ def job(rate: float, overlap: bool) -> dict[str, float]:
             config = json.dumps({"cluster": cluster, "task": task})
             env = environment(TF_CONFIG=config, DTRAIN_OVERLAP=str(int(overlap)))
             log = stack.enter_context(Path(folder, f"log-{index}").open("w"))
-            command = [sys.executable, __file__, "worker"]
+            command = [sys.executable, __file__, *(program or ("worker",))]
             processes.append(host.popen(command, env=env, stdout=log, stderr=subprocess.STDOUT))
             stack.callback(processes[-1].kill)
         statuses = [process.wait(LIMIT) for process in processes]
@@ -176,6 +263,9 @@ def main() -> None:
     if len(sys.argv) == 2 and sys.argv[1] in ("alone", "worker"):
         print(json.dumps(alone() if sys.argv[1] == "alone" else worker()), flush=True)
         return
+    if sys.argv[1:2] == ["limit"]:
+        print(json.dumps(limit(*map(float, sys.argv[2:]))), flush=True)
+        return
     arguments = jobs.parser(
         "the time of a step that sends gradients while it computes others", rounds=1
     ).parse_args()
@@ -191,14 +281,20 @@ def main() -> None:
             with_overlap, without = job(rate, True), job(rate, False)
             reduced = with_overlap["all-reduce"]
             least = parts["forward"] + max(parts["backward"], reduced) + parts["update"]
-            measured.append((with_overlap["fit"], without["fit"], reduced, least))
-        fit, serial, reduced, least = sorted(measured)[len(measured) // 2]
-        found["links"][f"{rate:g}"] = {"with": fit, "without": serial, "all-reduce": reduced, "least": least}
-        row = [f"{rate / 1e9:g} Gbit/s", *(f"{each:.0f}" for each in (reduced, least, fit))]
-        rows.append([*row, f"{fit / least:.2f}", f"{serial:.0f}", f"{serial / least:.2f}"])
+            bare = job(rate, True, "limit", str(parts["forward"]), str(parts["backward"]))["limit"]
+            measured.append((with_overlap["fit"], without["fit"], reduced, least, bare))
+        fit, serial, reduced, least, bare = sorted(measured)[len(measured) // 2]
+        times = {"with": fit, "without": serial, "all-reduce": reduced, "least": least, "limit": bare}
+        found["links"][f"{rate:g}"] = times
+        row = [f"{rate / 1e9:g} Gbit/s", f"{reduced:.0f}", f"{least:.0f}"]
+        for each in (fit, serial, bare):
+            row += [f"{each:.0f}", f"{each / least:.2f}"]
+        rows.append(row)
     print(", ".join(f"{name} {value:.1f} ms" for name, value in parts.items()))
-    heads = ["link", "all-reduce, ms", "least, ms", "step, ms", "over least", "without overlap, ms"]
-    jobs.print_table([*heads, "over least"], rows)
+    heads = ["link", "all-reduce, ms", "least, ms"]
+    for what in ("step", "without overlap", "without TensorFlow"):
+        heads += [f"{what}, ms", "over least"]
+    jobs.print_table(heads, rows)
     jobs.write(found, arguments.out)
 
 

@@ -67,7 +67,7 @@ class Machine:
             with socket.create_server(address) as listener:
                 self._connection, _ = listener.accept()
         else:
-            self._connection = _connected(address)
+            self._connection = connected(address)
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def __call__(self, what: str, count: int) -> float:
@@ -94,7 +94,8 @@ class Machine:
         sender.join()
 
 
-def _connected(address: tuple[str, int]) -> socket.socket:
+def connected(address: tuple[str, int]) -> socket.socket:
+    """A connection, as soon as the other process listens."""
     while True:
         try:
             return socket.create_connection(address)

@@ -112,7 +112,8 @@ def buckets(tensors: Sequence[Any]) -> list[list[int]]:
     """Which gradients are all-reduced together, so that some are sent while others are still computed.
 
     Large tensors go in buckets of at most `BUCKET` bytes, or alone. The last tensors come first, because the
-    backward pass computes them first. All small tensors follow, in one group.
+    backward pass computes them first. All small tensors follow, in one group; they join the last bucket if
+    that waits for the first tensor of all anyway, and so save a barrier when nothing is left to overlap with.
 
     Args:
         tensors: the gradients, in the order of the forward pass.
@@ -131,6 +132,8 @@ def buckets(tensors: Sequence[Any]) -> list[list[int]]:
         found[-1].insert(0, i)
         free -= size
     rest = sorted({*range(len(tensors))}.difference(groups.large))
+    if found and rest and found[-1][0] < rest[0]:
+        rest = sorted([*found.pop(), *rest])
     return [*found, rest] if rest else found
 
 
@@ -182,13 +185,14 @@ class CallLauncher(_Launcher):  # type: ignore[misc]
         totals = groups.empty
         small = [[tensors[i] for i in numbers] for numbers in groups.small]
         with tf.device(self._device):
-            given = [*(tensors[i] for i in groups.large), *map(_packed, small)]
+            # The small ones first: they are exchanged together with a large one that follows.
+            given = [*map(_packed, small), *(tensors[i] for i in groups.large)]
         sums = iter(self._sums(given) if given else [])
-        for i in groups.large:
-            totals[i] = next(sums)
         with tf.device(self._device):
             for numbers, each in zip(groups.small, small, strict=True):
                 totals.update(zip(numbers, _unpacked(next(sums), each), strict=True))
+        for i in groups.large:
+            totals[i] = next(sums)
         return [totals[i] for i in range(len(tensors))]
 
     def all_gather(self, input_tensor: Any, axis: Any, options: Any = None) -> Any:
