@@ -73,11 +73,12 @@ class AllReduceLoop:
         """Seconds a step, over as many as `fit` is measured on, an epoch a call; or of MPI's sum alone."""
         import tensorflow as tf
 
+        every = jobs.EPOCHS * steps
         if way == "sum":
             begun = time.perf_counter()
-            for _ in range(steps):
+            for _ in range(every):
                 self._world.Allreduce(self._ready, self._total)
-            return (time.perf_counter() - begun) / steps
+            return (time.perf_counter() - begun) / every
         if steps not in self._datasets:
             batch = self._network.batch
             x, y = self._network.data(batch * steps)
@@ -86,7 +87,7 @@ class AllReduceLoop:
         begun = time.perf_counter()
         for _ in range(jobs.EPOCHS):
             float(self._train(self._datasets[steps]))
-        return (time.perf_counter() - begun) / (jobs.EPOCHS * steps)
+        return (time.perf_counter() - begun) / every
 
 
 def main() -> None:
