@@ -41,7 +41,8 @@ class AllReduceLoop:
             total *= 1 / world.size
             return total
 
-        numbers = sum(int(np.prod(weight.shape)) for weight in network.keras().trainable_weights)
+        weights = network.keras().trainable_weights if limit else []
+        numbers = sum(int(np.prod(weight.shape)) for weight in weights)
         self._ready, self._total = np.ones(numbers, np.float32), np.empty(numbers, np.float32)
 
         def sum_what_is_ready() -> np.float32:
