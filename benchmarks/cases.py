@@ -151,7 +151,7 @@ def _workers(
     return Case(title=title, network=network, sides=sides, aims=aims, steps=steps)
 
 
-def _sums_beside(case: Case) -> Case:
+def _with_mpi_limit(case: Case) -> Case:
     """A case, and what MPI takes for its bytes: alone, and in the simplest program that also trains."""
     sides = case.sides | {"limit": _LIMIT, "MPI": replace(_LIMIT, title="MPI.Allreduce alone", data="sum")}
     aims = case.aims | {"pair and MPI": 1 / 1.05}
@@ -193,7 +193,7 @@ CASES = {
     ),
     "small-mpi": _workers("small", "mpi", {"60 lines": 1 / 1.15, "stock loop": 5.0, "DDP": 6.0}),
     "mid-mpi": _workers("mid", "mpi", {"pair": 1 / 1.03, "stock loop": 1.0, "DDP": 2.0}),
-    "big-mpi": _sums_beside(_workers("big", "mpi", {"stock loop": 3.0, "DDP": 1.6}, steps=120)),
+    "big-mpi": _with_mpi_limit(_workers("big", "mpi", {"stock loop": 3.0, "DDP": 1.6}, steps=120)),
     "small-ring": _workers("small", "ring", {}, peers=False),
     "mid-ring": _workers("mid", "ring", {}, peers=False),
     "big-ring": _workers("big", "ring", {"stock loop": 2.5}, peers=False, steps=120),

@@ -160,28 +160,31 @@ class Pair:
             self._peer = connected((host, int(port)))
         self._peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._rank = rank
-        self._came = np.empty(WIDTH * WIDTH // 2, np.float32)
-        self._leaving: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._received = np.empty(WIDTH * WIDTH // 2, np.float32)
+        self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=self._send, daemon=True).start()
 
     def sum(self, vector: Any) -> None:
         """Replaces a vector by the sum of both."""
         halves = vector[: len(vector) // 2], vector[len(vector) // 2 :]
         mine, other = halves[self._rank], halves[1 - self._rank]
-        self._leaving.put(other)
-        self._receive(self._came)
-        mine += self._came
-        self._leaving.put(mine)
+        self._outgoing.put(other)
+        self._receive(self._received)
+        mine += self._received
+        self._outgoing.put(mine)
         self._receive(other)  # the other process has all of it, as it has added it
 
     def _send(self) -> None:
         while True:
-            self._peer.sendall(self._leaving.get())
+            self._peer.sendall(self._outgoing.get())
 
     def _receive(self, into: Any) -> None:
         place = memoryview(into).cast("B")
         while place:
-            place = place[self._peer.recv_into(place) :]
+            came = self._peer.recv_into(place)
+            if not came:
+                raise RuntimeError("the other process is gone")
+            place = place[came:]
 
 
 def limit(forward: float, backward: float) -> dict[str, float]:
@@ -196,6 +199,7 @@ def limit(forward: float, backward: float) -> dict[str, float]:
     cluster = json.loads(os.environ["TF_CONFIG"])
     pair = Pair(cluster["cluster"]["worker"], cluster["task"]["index"])
     weights, gradients = (np.zeros((LAYERS, WIDTH * WIDTH), np.float32) for _ in range(2))
+    change = np.empty(WIDTH * WIDTH, np.float32)
     layers = [BACKWARD_SECONDS] * (LAYERS - 1)
     layers.append(max(0.0, backward / 1e3 - sum(layers)))
     ready: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -212,8 +216,8 @@ def limit(forward: float, backward: float) -> dict[str, float]:
             for _ in range(LAYERS):
                 number = ready.get()
                 pair.sum(gradients[number])
-                gradients[number] *= 0.01
-                weights[number] -= gradients[number]
+                np.multiply(gradients[number], 0.01, out=change)  # the gradient may still be leaving
+                weights[number] -= change
 
     return {"limit": milliseconds(steps)}
 

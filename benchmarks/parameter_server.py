@@ -60,7 +60,7 @@ LOOPS: dict[str, dict[str, Any]] = {
 }
 LONG_BLOCK = 8  # steps
 # How many times more steps are made where a step is short, so that rounds are about as long.
-LONGER = {"fit": 5, "fit_overlap": 5, "fit_usual": 5, "fit_short": 5, "ten_by_hand": 2}
+LONGER = {"fit": 5, "fit_overlap": 5, "fit_usual": 5, "fit_short": 6, "ten_by_hand": 2}
 
 
 class Trained:
@@ -138,9 +138,9 @@ class Fit:
     """`model.fit` as a user writes it.
 
     Args:
-        strategy: under which.
-        trained: what.
-        epoch: steps of an epoch; None has all steps in one.
+        strategy: the strategy to train under.
+        trained: the model and its data.
+        epoch: steps of an epoch; None makes all steps in one epoch.
     """
 
     def __init__(self, strategy: Any, trained: Trained, epoch: int | None = None) -> None:
@@ -225,15 +225,7 @@ def make_blocks_long() -> None:
     """Makes blocks as long as with overlap; nothing else changes."""
     from dtrain.keras_engine.asynchronous.block_sizes import BlockSizes
 
-    wished = BlockSizes._wished
-
-    def longer(self: Any, left: int | None) -> int:
-        steps = LONG_BLOCK
-        if left is not None and self._workers > 1:
-            steps = min(steps, -(-left // (2 * self._workers)))
-        return max(wished(self, left), steps) if self._pace.seconds is not None else 1
-
-    BlockSizes._wished = longer
+    BlockSizes._fewest = lambda self: LONG_BLOCK
 
 
 def main() -> None:
@@ -336,7 +328,7 @@ def starting(side: str, arguments: argparse.Namespace) -> Callable[[], jobs.Job]
 
 
 def print_table(times: dict[str, Any], ratios: dict[str, Any], ways: dict[str, tuple[str, str]]) -> None:
-    """A row a way; ratios are those to `fit`, to the smallest table or to the smallest job."""
+    """A row a way; ratios are those to `fit`, to the smallest table or to the first job."""
     rows = []
     for way, (side, name) in ways.items():
         taken, ratio = times[way], ratios.get(way)

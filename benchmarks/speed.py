@@ -158,7 +158,10 @@ def table(found: dict[str, Any]) -> str:
             digits = 3 if times["median"] < 10 else 1
             row = [f"{times['median']:.{digits}f}", f"{times['min']:.{digits}f} to {times['max']:.{digits}f}"]
             row += [f"{times['processor']:.{digits}f}"]
-            row += [f"{case['examples_a_second'][name]:,}", f"{times['memory_mib']:,} MiB"]
+            row += [
+                f"{case['examples_a_second'][name]:,}" if side.data != "sum" else "",
+                f"{times['memory_mib']:,} MiB",
+            ]
             rows.append([about.title, side.title, *row, *(_ratio(ratio) if ratio else [])])
         for name in about.together:
             if name in case["times_faster"]:

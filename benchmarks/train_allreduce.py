@@ -3,8 +3,8 @@
 One process of a job that answers, started by the MPI's own starter. It knows no dtrain and no strategy, and
 computes no metrics: what `fit` takes longer is what dtrain costs. It writes into no tensor of TensorFlow's.
 
-With `--limit` it does nothing that a program could leave out: it trains by itself, and in each step MPI sums
-as many numbers, always from the same memory into the same. No gradient is copied, and none is waited for.
+With `--limit`, each worker trains by itself, and in each step MPI sums a fixed buffer of the gradients' size.
+No gradient is copied, and none is waited for.
 """
 
 from __future__ import annotations

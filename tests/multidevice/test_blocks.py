@@ -156,22 +156,33 @@ def test_the_pace_is_learnt_from_second_runs() -> None:
     assert pace.seconds == pytest.approx(0.1)
 
 
-def sizes_of_an_epoch(step_seconds: list[float], steps: int) -> list[int]:
-    """How many steps the blocks of an epoch have, once a step of each worker is known to take so long.
-
-    After the last one a size is asked for, too, as where the end of the data is not known before it is read.
-    """
+def known_pace(step_seconds: list[float]) -> Pace:
+    """A pace that knows how long a step of each worker takes."""
     pace, function = Pace(), object()
     for worker, seconds in enumerate(step_seconds):
         for _ in range(2):
             pace.note(function, worker, 500 * seconds, 500)
+    return pace
+
+
+def sizes_with(pace: Pace, workers: int, max_staleness: int | None = None) -> BlockSizes:
     program: Any = SimpleNamespace(setting=SimpleNamespace(accumulation=1, overlaps=False))
-    layout = ServerLayout(workers=len(step_seconds), max_staleness=None, servers=None)
-    sizes, found = BlockSizes(program, layout, pace, None), []
+    layout = ServerLayout(workers=workers, max_staleness=max_staleness, servers=None)
+    return BlockSizes(program, layout, pace, None)
+
+
+def sizes_of_an_epoch(step_seconds: list[float], steps: int, *, most: int = 256, **options: Any) -> list[int]:
+    """How many steps the blocks of an epoch have, once a step of each worker is known to take so long.
+
+    Each size is asked for twice, and once more at the end, as where the end is not known before it is read.
+    """
+    sizes = sizes_with(known_pace(step_seconds), len(step_seconds), **options)
+    found: list[int] = []
     while sum(found) < steps:
         left = steps - sum(found)
-        found.append(min(left, sizes.steps(left, 0)))
-    assert sizes.steps(0, 0) >= 0
+        found.append(min(left, sizes.steps(left, 0, most)))
+        assert min(left, sizes.steps(left, 0, most)) == found[-1]
+    assert sizes.steps(0, 0) >= 1
     return found
 
 
@@ -181,11 +192,38 @@ def test_equally_fast_workers_get_equal_blocks_and_few() -> None:
     assert sizes_of_an_epoch([0.001] * 4, 2400) == [200] * 12  # and has 256 steps at most
     assert sizes_of_an_epoch([1.0, 1.1], 5) == [1] * 5
     assert sizes_of_an_epoch([0.02, 0.025], 9) == [5, 4]
-    for steps in (17, 31, 32, 241, 601):
+    assert sizes_of_an_epoch([0.001] * 4, 65) == [17, 16, 16, 16]
+    assert sizes_of_an_epoch([0.001] * 4, 63) == [21] * 3  # a smaller block's loop is not unrolled
+    assert sizes_of_an_epoch([0.001] * 4, 31) == [31]
+    assert sizes_of_an_epoch([0.02] * 4, 40, most=7) == [5] * 8
+    assert sizes_of_an_epoch([0.012] * 4, 44, max_staleness=30) == [6, 6, 5, 5, 6, 6, 5, 5]
+    assert max(sizes_of_an_epoch([0.001] * 4, 440, max_staleness=50)) * 3 <= 50
+    assert sizes_of_an_epoch([0.001] * 4, 100, max_staleness=0) == [100]  # one block after another
+    for steps in (17, 241, 601):
         blocks = sizes_of_an_epoch([0.001, 0.0012, 0.001, 0.0014], steps)
         assert sum(blocks) == steps
-        assert min(blocks) >= 16  # a smaller block's loop is not unrolled
+        assert min(blocks) >= 16
         assert len(blocks) <= 4
+
+
+def test_only_known_and_equal_workers_get_equal_blocks() -> None:
+    pace = known_pace([0.001] * 3)
+    sizes = sizes_with(pace, 4)
+    assert sizes.steps(240, 0) == 30  # nothing is known of the fourth
+    function = object()
+    pace.note(function, 3, 1.0, 100)  # its first run, with preparation
+    pace.note(function, 3, 0.1, 100)
+    assert sizes.steps(240, 0) == 60
+    pace.note(function, 3, 0.04, 10)  # four times as slow for a tenth of the steps that are averaged
+    assert sizes.steps(180, 0) == 60
+    pace.note(function, 3, 0.4, 100)
+    assert sizes.steps(120, 0) == 16
+    pace.note(function, 3, 0.1, 100)
+    assert sizes.steps(104, 0) == 26  # a new round
+    pace.forget(3)
+    assert not pace.even(4)
+    pace.note(function, 3, 9.0, 100)  # the new process prepares the function
+    assert not pace.even(4)
 
 
 def test_the_last_blocks_of_unequal_workers_are_small_but_unrolled() -> None:

@@ -58,7 +58,7 @@ if dtrain.is_chief():
 """
 
 
-def test_buckets_begin_with_the_last_gradients_and_end_with_the_first_and_all_small_ones() -> None:
+def test_buckets_begin_with_the_last_gradients_and_end_with_the_first_or_all_small_ones() -> None:
     def of(*megabytes: float) -> list[tf.Tensor]:
         return [tf.zeros(int(each * 2**18)) for each in megabytes]
 

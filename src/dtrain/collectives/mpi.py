@@ -23,10 +23,9 @@ from dtrain.topology import Topology
 
 NOT_STARTED = "no MPI starter started the workers"
 
-# From this many bytes on, and up to this many workers, an all-reduce exchanges parts, directly from the
+# From this many bytes on, and up to `WHOLE_WORKERS` workers, an all-reduce exchanges parts, directly from the
 # gradient's memory. MPI's own all-reduce first copies the whole gradient, which takes as long as sending it.
 _PARTS_BYTES = 256 * 1024
-_PARTS_WORKERS = 8
 
 # A message in transit arrives within this time, so a worker polls. After it, the worker sleeps instead of
 # yielding: on a busy machine, a process that yields loses its core for a whole time slice of other processes,
@@ -208,8 +207,10 @@ class MPICalls(Calls):
             self._reduce_by_parts(by_parts)
 
     def _goes_by_parts(self, value: np.ndarray) -> bool:
-        # MPI has no sum of 16-bit floats.
-        return is_narrow(value) or (value.nbytes >= _PARTS_BYTES and self.size <= _PARTS_WORKERS)
+        # MPI has no sum of 16-bit floats. A small vector is summed in the workers' order, as where it is the
+        # only one of a call: with or without overlap, its sum has the same bits.
+        large, small = value.nbytes >= _PARTS_BYTES, value.nbytes <= WHOLE_BYTES
+        return is_narrow(value) or ((large or small) and self.size <= WHOLE_WORKERS)
 
     def _swap(self, out: Parts, into: Parts) -> None:
         self._swap_all([out], [into])

@@ -5,7 +5,6 @@ It only computes numbers: forming and submitting blocks is the session's task.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from dtrain.keras_engine.asynchronous.program import BlockProgram
@@ -49,6 +48,11 @@ class Pace:
         times = self._by_worker.values()
         return len(times) == workers and max(times) <= _EVEN * min(times)
 
+    def forget(self, worker: int | None) -> None:
+        """Forgets the times of a lost worker: the process that replaces it has to prepare functions again."""
+        self._by_worker.pop(worker, None)
+        self._warm = {run for run in self._warm if run[1] != worker}
+
     def note(self, function: Any, worker: int | None, seconds: float, steps: int) -> None:
         """Records the duration of one block.
 
@@ -89,21 +93,22 @@ class BlockSizes:
         self._workers = layout.workers
         self._pace = pace
         self._steps_a_call = steps_a_call
-        # How many steps are left after the current round of equal blocks, and the steps of one of them.
-        self._round: tuple[float, int] = (math.inf, 0)
+        # Of the current round of equal blocks: steps that were left before it, and its steps.
+        self._round = (0, 0)
         self._bound = layout.most_of_others  # updates of other workers that a step may miss, or None
         self.active = self._workers if self._bound is None else min(self._workers, self._bound + 1)
 
-    def steps(self, left: int | None, pending: int) -> int:
-        """How many steps the next block has.
+    def steps(self, left: int | None, pending: int, most: int = _MOST_STEPS) -> int:
+        """How many steps the next block has; the same for the same arguments until a block is done.
 
         Args:
             left: steps that are left in the session; None if unknown.
             pending: micro-batches accumulated since the last update; if there are any, the block ends with
                 the update that they belong to.
+            most: the most steps whose batches fit in a block.
         """
         group = self._program.setting.accumulation
-        return group - pending if pending else -(-self._wished(left) // group) * group
+        return group - pending if pending else -(-self._wished(left, min(most, _MOST_STEPS)) // group) * group
 
     def unrolled(self, steps: int) -> int:
         """How many steps one loop iteration has in a block of `steps` steps."""
@@ -124,42 +129,46 @@ class BlockSizes:
         """Whether the other blocks of a round, with `steps` steps each, would exceed the staleness bound."""
         return self._bound is not None and self.active > 1 and steps * (self.active - 1) > self._bound
 
-    def _wished(self, left: int | None) -> int:
+    def _wished(self, left: int | None, most: int) -> int:
         if self._steps_a_call is not None:
             return self._steps_a_call
         if self._pace.seconds is None:
             return 1
         # Forming a block takes the chief some milliseconds, so blocks are longer with more workers.
         length = min(_BLOCK_SECONDS * self.active, _MOST_BLOCK_SECONDS)
-        steps = min(max(int(length / max(self._pace.seconds, 1e-6)), 1), _MOST_STEPS)
-        if self._program.setting.overlaps:
-            steps = max(steps, _OVERLAPPED_STEPS)
-        if left is not None and self._workers > 1:
-            steps = self._shared(left, steps)
+        steps = max(int(length / max(self._pace.seconds, 1e-6)), self._fewest())
         if self.active > 1 and self._bound is not None:
-            steps = min(steps, self._bound // (self.active - 1))
-        return max(steps, 1)
+            most = min(most, self._bound // (self.active - 1))
+        steps = max(min(steps, most), 1)
+        if left is None or self.active == 1:
+            return steps
+        return max(min(self._shared(left, steps), most), 1)
+
+    def _fewest(self) -> int:
+        """The fewest steps of a block, however long they take."""
+        return _OVERLAPPED_STEPS if self._program.setting.overlaps else 1
 
     def _shared(self, left: int, most: int) -> int:
         """How many of the steps that are left the next block has, so that all workers end at the same time.
 
         Workers that are equally fast get equal blocks, as few as possible, because each block costs the chief
         and its worker some milliseconds. Otherwise blocks become smaller towards the end, so that a slow
-        worker holds the last one not much longer than the others hold theirs.
+        worker finishes soon after the others.
 
         Args:
             left: steps that are left in the session.
             most: the most steps that a block should have.
         """
         # Blocks of fast steps that are too small to be unrolled would cost more than they save.
-        least = _LEAST_UNROLLED if self._pace.fast else 1
-        if self._pace.even(self._workers):
-            if left <= self._round[0]:
-                share = max(1, -(-left // self._workers))
-                steps = -(-share // -(-share // most))
-                self._round = left - steps * self._workers, steps
-            steps = self._round[1]
-        else:
-            steps = min(most, -(-left // (2 * self._workers)))
-        steps = max(steps, least)
-        return left if left - steps < least else steps
+        least = min(_LEAST_UNROLLED, most) if self._pace.fast else 1
+        if not self._pace.even(self._workers):
+            self._round = (0, 0)
+            steps = max(min(most, -(-left // (2 * self._workers))), least)
+            return left if left - steps < least else steps
+        before, of_round = self._round
+        if not before - of_round < left <= before:
+            rounds = max(1, -(-left // (self.active * most)))
+            before, of_round = self._round = left, -(-left // rounds)
+        blocks = max(1, min(self.active, of_round // least))
+        steps, larger = divmod(of_round, blocks)
+        return steps + (before - left < larger * (steps + 1))

@@ -175,6 +175,7 @@ class BlockRunner:
             with self._changed:
                 if processes.is_process_failure(error):
                     # The coordinator runs the block again on another worker.
+                    self._pace.forget(worker)
                     self._in_flight[number] = InFlightBlock(time.monotonic(), None, data.count)
                     raise
                 self._error = self._error or error

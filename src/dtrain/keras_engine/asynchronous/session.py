@@ -77,11 +77,10 @@ class BlockSession:
             The number of batches; 0 at the end of the data.
         """
         self._begin(reader.spec, many=True)
-        steps = self._sizes.steps(self._left, self._pending)
+        most = max(1, _MOST_BYTES // max(reader.batch_bytes, 1))
+        steps = min(self._sizes.steps(self._left, self._pending, most), most)
         if self._left is not None:
             steps = min(steps, self._left)
-        if reader.batch_bytes:
-            steps = min(steps, _MOST_BYTES // reader.batch_bytes)
         data = reader.read(iterator, max(1, steps))
         if data is None:
             return 0
