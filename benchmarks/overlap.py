@@ -6,8 +6,9 @@ Two hosts (network namespaces) train with a worker each. `tbf` shapes the link b
 root, `ip` and `tc`. The layers of the model wait, as if a device computed for them: with two workers that
 compute, a machine of two cores has no core free. A step is compared with the least time that it can take: the
 sum of forward pass, the longer of backward pass and all-reduce, and update, each measured by itself. What can
-be reached of that on this machine is shown by a program without TensorFlow, which only sleeps as long as the
-passes take, sends what is ready over a socket, adds and updates.
+be reached of that on this machine is shown by two programs without dtrain, which send what is ready over one
+socket: a loop in a graph of TensorFlow's, and a program that only sleeps as long as the passes take, adds and
+updates.
 """
 
 from __future__ import annotations
@@ -89,8 +90,13 @@ def milliseconds(calls: Callable[[int], Any]) -> float:
     return (time.perf_counter() - begun) / STEPS * 1e3
 
 
-def alone() -> dict[str, float]:
-    """The milliseconds of the parts of a step, in one process without peers."""
+def model_of_step() -> tuple[Any, Any, Callable[[], Any], Callable[[], Any]]:
+    """What a step without `fit` needs, for a new model.
+
+    Returns:
+        The optimizer, the variables, a function that gives the loss and the gradients, and one that gives the
+        loss alone.
+    """
     import keras
     import tensorflow as tf
 
@@ -106,6 +112,15 @@ def alone() -> dict[str, float]:
         with tf.GradientTape() as tape:
             value = loss()
         return value, tape.gradient(value, [variable.value for variable in variables])
+
+    return optimizer, variables, gradients, loss
+
+
+def alone() -> dict[str, float]:
+    """The milliseconds of the parts of a step, in one process without peers."""
+    import tensorflow as tf
+
+    optimizer, variables, gradients, loss = model_of_step()
 
     def both_passes() -> Any:
         value, found = gradients()
@@ -160,19 +175,29 @@ class Pair:
             self._peer = connected((host, int(port)))
         self._peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._rank = rank
-        self._received = np.empty(WIDTH * WIDTH // 2, np.float32)
+        self._received = np.empty(WIDTH * WIDTH, np.float32)
         self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threading.Thread(target=self._send, daemon=True).start()
 
-    def sum(self, vector: Any) -> None:
-        """Replaces a vector by the sum of both."""
-        halves = vector[: len(vector) // 2], vector[len(vector) // 2 :]
+    @classmethod
+    def of_job(cls) -> Pair:
+        """With the other worker of the job."""
+        cluster = json.loads(os.environ["TF_CONFIG"])
+        return cls(cluster["cluster"]["worker"], cluster["task"]["index"])
+
+    def sum(self, vector: Any, total: Any) -> None:
+        """Writes the sum of both vectors into `total`."""
+        import numpy as np
+
+        half = len(vector) // 2
+        halves = slice(half), slice(half, None)
         mine, other = halves[self._rank], halves[1 - self._rank]
-        self._outgoing.put(other)
-        self._receive(self._received)
-        mine += self._received
-        self._outgoing.put(mine)
-        self._receive(other)  # the other process has all of it, as it has added it
+        self._outgoing.put(vector[other])
+        received = self._received[: len(vector[mine])]
+        self._receive(received)
+        np.add(vector[mine], received, out=total[mine])
+        self._outgoing.put(total[mine])
+        self._receive(total[other])
 
     def _send(self) -> None:
         while True:
@@ -187,6 +212,32 @@ class Pair:
             place = place[came:]
 
 
+def loop() -> dict[str, float]:
+    """The milliseconds of a step of a loop in a graph, which sums each gradient as soon as it is there."""
+    import numpy as np
+    import tensorflow as tf
+
+    pair = Pair.of_job()
+    optimizer, variables, gradients, _ = model_of_step()
+
+    def total_of(gradient: np.ndarray) -> np.ndarray:
+        total = np.empty_like(gradient)
+        pair.sum(gradient.reshape(-1), total.reshape(-1))
+        return total
+
+    def step() -> Any:
+        value, found = gradients()
+        totals = []
+        for gradient in reversed(found):  # as the backward pass makes them; calls of NumPy keep this order
+            totals.append(
+                tf.ensure_shape(tf.numpy_function(total_of, [gradient], tf.float32), gradient.shape)
+            )
+        optimizer.apply(totals[::-1], variables)
+        return value
+
+    return {"loop": milliseconds(in_graph(step))}
+
+
 def limit(forward: float, backward: float) -> dict[str, float]:
     """The milliseconds of a step that only waits, sends, adds and updates.
 
@@ -196,9 +247,8 @@ def limit(forward: float, backward: float) -> dict[str, float]:
     """
     import numpy as np
 
-    cluster = json.loads(os.environ["TF_CONFIG"])
-    pair = Pair(cluster["cluster"]["worker"], cluster["task"]["index"])
-    weights, gradients = (np.zeros((LAYERS, WIDTH * WIDTH), np.float32) for _ in range(2))
+    pair = Pair.of_job()
+    weights, gradients, totals = (np.zeros((LAYERS, WIDTH * WIDTH), np.float32) for _ in range(3))
     change = np.empty(WIDTH * WIDTH, np.float32)
     layers = [BACKWARD_SECONDS] * (LAYERS - 1)
     layers.append(max(0.0, backward / 1e3 - sum(layers)))
@@ -215,8 +265,8 @@ def limit(forward: float, backward: float) -> dict[str, float]:
             threading.Thread(target=backward_pass).start()
             for _ in range(LAYERS):
                 number = ready.get()
-                pair.sum(gradients[number])
-                np.multiply(gradients[number], 0.01, out=change)  # the gradient may still be leaving
+                pair.sum(gradients[number], totals[number])
+                np.multiply(totals[number], 0.01, out=change)  # the total may still be leaving
                 weights[number] -= change
 
     return {"limit": milliseconds(steps)}
@@ -264,11 +314,11 @@ def environment(**more: str) -> dict[str, str]:
 
 def main() -> None:
     """Measures, prints a table and writes JSON."""
-    if len(sys.argv) == 2 and sys.argv[1] in ("alone", "worker"):
-        print(json.dumps(alone() if sys.argv[1] == "alone" else worker()), flush=True)
-        return
-    if sys.argv[1:2] == ["limit"]:
-        print(json.dumps(limit(*map(float, sys.argv[2:]))), flush=True)
+    programs: dict[str, Callable[..., dict[str, float]]] = {
+        each.__name__: each for each in (alone, worker, loop, limit)
+    }
+    if sys.argv[1:] and sys.argv[1] in programs:
+        print(json.dumps(programs[sys.argv[1]](*map(float, sys.argv[2:]))), flush=True)
         return
     arguments = jobs.parser(
         "the time of a step that sends gradients while it computes others", rounds=1
@@ -286,17 +336,19 @@ def main() -> None:
             reduced = with_overlap["all-reduce"]
             least = parts["forward"] + max(parts["backward"], reduced) + parts["update"]
             bare = job(rate, True, "limit", str(parts["forward"]), str(parts["backward"]))["limit"]
-            measured.append((with_overlap["fit"], without["fit"], reduced, least, bare))
-        fit, serial, reduced, least, bare = sorted(measured)[len(measured) // 2]
-        times = {"with": fit, "without": serial, "all-reduce": reduced, "least": least, "limit": bare}
+            graph = job(rate, True, "loop")["loop"]
+            measured.append((with_overlap["fit"], without["fit"], graph, bare, reduced, least))
+        fit, serial, graph, bare, reduced, least = sorted(measured)[len(measured) // 2]
+        times = {"with": fit, "without": serial, "loop": graph, "limit": bare}
+        times |= {"all-reduce": reduced, "least": least}
         found["links"][f"{rate:g}"] = times
         row = [f"{rate / 1e9:g} Gbit/s", f"{reduced:.0f}", f"{least:.0f}"]
-        for each in (fit, serial, bare):
+        for each in (fit, serial, graph, bare):
             row += [f"{each:.0f}", f"{each / least:.2f}"]
         rows.append(row)
     print(", ".join(f"{name} {value:.1f} ms" for name, value in parts.items()))
     heads = ["link", "all-reduce, ms", "least, ms"]
-    for what in ("step", "without overlap", "without TensorFlow"):
+    for what in ("fit", "fit without overlap", "loop in a graph", "without TensorFlow"):
         heads += [f"{what}, ms", "over least"]
     jobs.print_table(heads, rows)
     jobs.write(found, arguments.out)
