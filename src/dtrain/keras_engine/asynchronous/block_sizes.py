@@ -45,7 +45,7 @@ class Pace:
 
     def even(self, workers: int) -> bool:
         """Whether the step times of so many workers are known and about the same."""
-        times = self._by_worker.values()
+        times = [*self._by_worker.values()]  # other threads note blocks meanwhile
         return len(times) == workers and max(times) <= _EVEN * min(times)
 
     def forget(self, worker: int | None) -> None:
