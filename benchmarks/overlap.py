@@ -17,7 +17,6 @@ import contextlib
 import json
 import os
 import queue
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from typing import Any
 
 import jobs
 
-from transports import connected, in_graph, looped
+from transports import in_graph, looped, met
 
 WIDTH, LAYERS = 974, 8  # of 30 MB together
 FORWARD_SECONDS, BACKWARD_SECONDS = 0.004, 0.008  # of one layer
@@ -168,12 +167,7 @@ class Pair:
         import numpy as np
 
         host, port = addresses[0].split(":")
-        if rank == 0:
-            with socket.create_server((host, int(port))) as listener:
-                self._peer, _ = listener.accept()
-        else:
-            self._peer = connected((host, int(port)))
-        self._peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._peer = met((host, int(port)), first=rank == 0)
         self._rank = rank
         self._received = np.empty(WIDTH * WIDTH, np.float32)
         self._outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -17,6 +17,8 @@ import jobs
 import workers
 from networks import NETWORKS, Network
 
+from transports import by_mpi
+
 
 class AllReduceLoop:
     """A loop over batches that lie ready in memory, with Keras' optimizer.
@@ -32,7 +34,7 @@ class AllReduceLoop:
         from mpi4py import MPI
 
         self._network = network
-        self._world = world = MPI.COMM_WORLD
+        world = MPI.COMM_WORLD
         loss_and_gradients, update = network.keras_step()
 
         def mean_over_workers(local: np.ndarray) -> np.ndarray:
@@ -43,10 +45,10 @@ class AllReduceLoop:
 
         weights = network.keras().trainable_weights if limit else []
         numbers = sum(int(np.prod(weight.shape)) for weight in weights)
-        self._ready, self._total = np.ones(numbers, np.float32), np.empty(numbers, np.float32)
+        self._sums = by_mpi(numbers)
 
         def sum_what_is_ready() -> np.float32:
-            world.Allreduce(self._ready, self._total)
+            self._sums(1)
             return np.float32(0)
 
         def means(gradients: list[Any]) -> list[Any]:
@@ -77,8 +79,7 @@ class AllReduceLoop:
         every = jobs.EPOCHS * steps
         if way == "sum":
             begun = time.perf_counter()
-            for _ in range(every):
-                self._world.Allreduce(self._ready, self._total)
+            self._sums(every)
             return (time.perf_counter() - begun) / every
         if steps not in self._datasets:
             batch = self._network.batch

@@ -63,12 +63,7 @@ class Machine:
         self._source, self._target = np.ones(BYTES, np.uint8), np.zeros(BYTES, np.uint8)
         self._first = workers.rank() == 0
         address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        if self._first:
-            with socket.create_server(address) as listener:
-                self._connection, _ = listener.accept()
-        else:
-            self._connection = connected(address)
-        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection = met(address, first=self._first)
 
     def __call__(self, what: str, count: int) -> float:
         """Seconds of one."""
@@ -94,8 +89,18 @@ class Machine:
         sender.join()
 
 
-def connected(address: tuple[str, int]) -> socket.socket:
-    """A connection, as soon as the other process listens."""
+def met(address: tuple[str, int], *, first: bool) -> socket.socket:
+    """A connection between two processes, of which the first listens and the other tries until it does."""
+    if first:
+        with socket.create_server(address) as listener:
+            found, _ = listener.accept()
+    else:
+        found = _connected(address)
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return found
+
+
+def _connected(address: tuple[str, int]) -> socket.socket:
     while True:
         try:
             return socket.create_connection(address)

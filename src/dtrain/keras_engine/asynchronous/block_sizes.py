@@ -139,7 +139,7 @@ class BlockSizes:
         steps = max(int(length / max(self._pace.seconds, 1e-6)), self._fewest())
         if self.active > 1 and self._bound is not None:
             most = min(most, self._bound // (self.active - 1))
-        steps = max(min(steps, most), 1)
+        steps = min(steps, most)
         if left is None or self.active == 1:
             return steps
         return max(min(self._shared(left, steps), most), 1)
