@@ -116,7 +116,7 @@ def model_of_step() -> tuple[Any, Any, Callable[[], Any], Callable[[], Any]]:
 
 
 def alone() -> dict[str, float]:
-    """The milliseconds of the parts of a step, in one process without peers."""
+    """The milliseconds of the parts of a step, each by itself, in one process without peers."""
     import tensorflow as tf
 
     optimizer, variables, gradients, loss = model_of_step()
@@ -125,13 +125,25 @@ def alone() -> dict[str, float]:
         value, found = gradients()
         return value + tf.add_n([tf.reduce_max(each[:1]) for each in found])  # uses each gradient
 
-    def step() -> Any:
-        value, found = gradients()
-        optimizer.apply(found, variables)
-        return value
+    given = [tf.zeros(variable.shape) for variable in variables]
 
-    forward, passes, whole = (milliseconds(in_graph(each)) for each in (loss, both_passes, step))
-    return {"forward": forward, "backward": passes - forward, "update": max(0.0, whole - passes)}
+    def update() -> Any:
+        optimizer.apply(given, variables)
+        return tf.constant(0.0)
+
+    rows = tf.random.normal((BATCH, WIDTH))
+
+    def last() -> Any:
+        """What the backward pass computes after it has waited for the last time: the first layer's kernel."""
+        return tf.reduce_max(tf.matmul(rows, rows, transpose_a=True)[:1])
+
+    programs = (loss, both_passes, update, last)
+    forward, passes, *rest = (milliseconds(in_graph(each)) for each in programs)
+    return {
+        "forward": forward,
+        "backward": passes - forward,
+        **dict(zip(("update", "last"), rest, strict=True)),
+    }
 
 
 def worker() -> dict[str, float]:
@@ -232,20 +244,20 @@ def loop() -> dict[str, float]:
     return {"loop": milliseconds(in_graph(step))}
 
 
-def limit(forward: float, backward: float) -> dict[str, float]:
+def limit(forward: float, backward: float, last: float) -> dict[str, float]:
     """The milliseconds of a step that only waits, sends, adds and updates.
 
     Args:
         forward: milliseconds that the forward pass takes.
         backward: milliseconds that the backward pass takes.
+        last: how many of them it takes for the last gradient.
     """
     import numpy as np
 
     pair = Pair.of_job()
     weights, gradients, totals = (np.zeros((LAYERS, WIDTH * WIDTH), np.float32) for _ in range(3))
     change = np.empty(WIDTH * WIDTH, np.float32)
-    layers = [BACKWARD_SECONDS] * (LAYERS - 1)
-    layers.append(max(0.0, backward / 1e3 - sum(layers)))
+    layers = [(backward - last) / (LAYERS - 1) / 1e3] * (LAYERS - 1) + [last / 1e3]
     ready: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def backward_pass() -> None:
@@ -329,7 +341,8 @@ def main() -> None:
             with_overlap, without = job(rate, True), job(rate, False)
             reduced = with_overlap["all-reduce"]
             least = parts["forward"] + max(parts["backward"], reduced) + parts["update"]
-            bare = job(rate, True, "limit", str(parts["forward"]), str(parts["backward"]))["limit"]
+            given = (str(parts[part]) for part in ("forward", "backward", "last"))
+            bare = job(rate, True, "limit", *given)["limit"]
             graph = job(rate, True, "loop")["loop"]
             measured.append((with_overlap["fit"], without["fit"], graph, bare, reduced, least))
         fit, serial, graph, bare, reduced, least = sorted(measured)[len(measured) // 2]

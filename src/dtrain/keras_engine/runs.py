@@ -51,10 +51,20 @@ class Run:
         iterator: an iterator to trace the loop for. A call takes any iterator of the same specs.
         exact: whether every call asks for no more batches than are left. Else the loop detects the end of the
             data.
+        results: computes the metrics' results; they are then the outputs, in place of the last step's. In the
+            loop's own function they cost about a millisecond less than in a call of their own.
     """
 
-    def __init__(self, rounds: list[tuple[TracedStep, int]], iterator: SplitIterator, *, exact: bool) -> None:
+    def __init__(
+        self,
+        rounds: list[tuple[TracedStep, int]],
+        iterator: SplitIterator,
+        *,
+        exact: bool,
+        results: Callable[[], Any] | None = None,
+    ) -> None:
         self._rounds = rounds
+        self._results = results
         self._steps = sum(times for _, times in rounds)
         self._whole = iterator.whole  # the iterator itself is not kept, so that it can be deleted
         self._outputs, self._waited = rounds[-1][0].structured_outputs  # type: ignore[attr-defined]
@@ -63,8 +73,13 @@ class Run:
         loop: Callable[..., Any] = self._counted if exact or self._reader else self._until_end
         if self._reader and len(rounds) == 1:
             loop = self._buffered
+
+        def run(*given: Any) -> Any:
+            done, buffer, outputs, *times = loop(*given)
+            return done, buffer, outputs if results is None else results(), *times
+
         # Traced here: TensorFlow would warn of retracing if each model called a new `tf.function`.
-        traced = tf.function(loop, autograph=False)
+        traced = tf.function(run, autograph=False)
         self._function = traced.get_concrete_function(*iterator.specs, tf.TensorSpec([], tf.int32))
 
     def __call__(self, iterator: SplitIterator, rounds: int) -> RunResult:
@@ -77,7 +92,14 @@ class Run:
         steps = int(done) * self._steps
         iterator.note(steps, buffer)
         examples = int(rows)
-        return RunResult(steps, outputs, waiting, float(reading), examples if examples >= 0 else None)
+        return RunResult(
+            steps,
+            outputs,
+            waiting,
+            float(reading),
+            examples if examples >= 0 else None,
+            has_results=self._results is not None,
+        )
 
     def _counted(self, source: Any, buffer: BatchBuffer | None, rounds: Any) -> Any:
         def body(done: Any, reading: Any, waited: Any, rows: Any, outputs: Any, buffer: Any) -> Any:

@@ -102,11 +102,6 @@ class StepFunction:
         return outputs
 
     @property
-    def _at_once(self) -> bool:
-        """Whether a step outside of a loop, on a batch of any shape, computes the metrics' results too."""
-        return self._program.stock and self._layout.workers == 1 and not self._model.run_eagerly
-
-    @property
     def _traced(self) -> int:
         return self._retraced + len(self._functions) + len(self._runs) + self._program.traced
 
@@ -155,11 +150,12 @@ class StepFunction:
             return _NO_STEPS
         events.emit(events.StepBegins())
         self._program.try_step(None)
-        return self._in_phase(
-            most,
-            lambda phase, rounds: self._run(iterator, phase, exact=exact)(iterator, rounds),
-            grouped=exact,
-        )
+
+        def run(phase: str | None, rounds: int) -> RunResult:
+            steps = rounds * (self._model.optimizer.gradient_accumulation_steps if phase == GROUP else 1)
+            return self._run(iterator, phase, exact=exact, last=steps == most)(iterator, rounds)
+
+        return self._in_phase(most, run, grouped=exact)
 
     def _one_step(self, iterator: Any) -> RunResult:
         """As `_next_steps`, with one step on a batch that is read outside of the graph."""
@@ -176,9 +172,8 @@ class StepFunction:
             outputs, waited = self._function(specs, phase)(parts, total)
             waiting = None if waited is None else float(waited)
             count = self._count(parts, total)
-            return RunResult(
-                rounds, outputs, waiting, 0.0, count, has_results=specs is None and self._at_once
-            )
+            has_results = specs is None and self._program.stock and not self._model.run_eagerly
+            return RunResult(rounds, outputs, waiting, 0.0, count, has_results=has_results)
 
         return self._in_phase(1, run, grouped=False)
 
@@ -217,16 +212,18 @@ class StepFunction:
         """Whether the planned steps run in XLA (`Program.in_xla`)."""
         return self._program.in_xla(steps, batch)
 
-    def _run(self, iterator: SplitIterator, phase: str | None, *, exact: bool) -> Run:
+    def _run(self, iterator: SplitIterator, phase: str | None, *, exact: bool, last: bool) -> Run:
+        """The loop for a phase; the last one of a call computes the metrics' results too."""
         specs = iterator.element_spec
-        key = f"{specs} {phase} {exact} {iterator.reader}"
+        key = f"{specs} {phase} {exact} {last} {iterator.reader}"
         if key not in self._runs:
             rounds: list[tuple[Any, int]] = [(phase, 1)]
             if phase == GROUP:
                 rounds = [(ADD, self._model.optimizer.gradient_accumulation_steps - 1), (UPDATE, 1)]
             traced = [(self._traced_step(specs, each), times) for each, times in rounds]
             with events.part("start", doing="compute"):
-                self._runs[key] = Run(traced, iterator, exact=exact)
+                results = self._program.results if last and self._program.stock else None
+                self._runs[key] = Run(traced, iterator, exact=exact, results=results)
         return self._runs[key]
 
     def _traced_step(self, specs: Any, phase: str | None) -> Any:
@@ -344,7 +341,7 @@ class StepFunction:
         def run_with_results(parts: Any, total: Any) -> Any:
             # One function instead of two: calling a function takes as long as a small model's step.
             outputs, waited = run(parts, total)
-            return self._program.results() if self._at_once else outputs, waited
+            return self._program.results() if self._program.stock else outputs, waited
 
         key = f"anything {phase}"
         if key not in self._functions:
