@@ -106,6 +106,8 @@ def test_what_is_not_started_again(
     if "ValueError" in text:
         last = ended.err[ended.err.rindex("[dtrain] The last lines of") :]
         assert "] ValueError: b" in last
+    if "SIGSEGV" in text:
+        assert "Fatal Python error: Segmentation fault" in ended.err, "the Python stack of the crash"
 
 
 def test_a_wish_to_be_run_again_is_no_failure(launch: Callable[..., Ended]) -> None:

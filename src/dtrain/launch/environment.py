@@ -55,6 +55,7 @@ def task_environment(
         env["TF_CONFIG"] = topology.to_tf_config()
     env["DTRAIN_LAUNCHED"] = "1"
     env["PYTHONUNBUFFERED"] = "1"
+    env.setdefault("PYTHONFAULTHANDLER", "1")  # a crash in native code prints the Python stack of each thread
     env.setdefault(noise.LEVEL, "1")  # hides TensorFlow's info messages, keeps its warnings and errors
     check_integer("devices_per_worker", devices_per_worker, least=1)
     if devices_per_worker is not None:
