@@ -152,8 +152,9 @@ class StepFunction:
         self._program.try_step(None)
 
         def run(phase: str | None, rounds: int) -> RunResult:
-            steps = rounds * (self._model.optimizer.gradient_accumulation_steps if phase == GROUP else 1)
-            return self._run(iterator, phase, exact=exact, last=steps == most)(iterator, rounds)
+            one = self._round(phase)
+            last = rounds * sum(times for _, times in one) == most
+            return self._run(iterator, one, exact=exact, last=last)(iterator, rounds)
 
         return self._in_phase(most, run, grouped=exact)
 
@@ -212,15 +213,20 @@ class StepFunction:
         """Whether the planned steps run in XLA (`Program.in_xla`)."""
         return self._program.in_xla(steps, batch)
 
-    def _run(self, iterator: SplitIterator, phase: str | None, *, exact: bool, last: bool) -> Run:
-        """The loop for a phase; the last one of a call computes the metrics' results too."""
+    def _round(self, phase: str | None) -> list[tuple[str | None, int]]:
+        """The phases of the steps of one round, each with its number of steps."""
+        if phase == GROUP:
+            return [(ADD, self._model.optimizer.gradient_accumulation_steps - 1), (UPDATE, 1)]
+        return [(phase, 1)]
+
+    def _run(
+        self, iterator: SplitIterator, one: list[tuple[str | None, int]], *, exact: bool, last: bool
+    ) -> Run:
+        """The loop over rounds like `one`; the last loop of a call computes the metrics' results too."""
         specs = iterator.element_spec
-        key = f"{specs} {phase} {exact} {last} {iterator.reader}"
+        key = f"{specs} {one} {exact} {last} {iterator.reader}"
         if key not in self._runs:
-            rounds: list[tuple[Any, int]] = [(phase, 1)]
-            if phase == GROUP:
-                rounds = [(ADD, self._model.optimizer.gradient_accumulation_steps - 1), (UPDATE, 1)]
-            traced = [(self._traced_step(specs, each), times) for each, times in rounds]
+            traced = [(self._traced_step(specs, phase), times) for phase, times in one]
             with events.part("start", doing="compute"):
                 results = self._program.results if last and self._program.stock else None
                 self._runs[key] = Run(traced, iterator, exact=exact, results=results)
