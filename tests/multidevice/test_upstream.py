@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import gc
 import importlib
 import json
 import os
@@ -18,6 +19,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import ops
+from tensorflow.python.framework.func_graph import FuncGraph
 
 import dtrain
 import dtrain.upstream.keras as of_keras
@@ -25,7 +28,7 @@ import dtrain.upstream.tensorflow as of_tensorflow
 from dtrain.errors import PeerMissingError, UnsupportedVersionError
 from dtrain.keras_engine import hook
 from dtrain.keras_engine.gradient_hook import GradientHook
-from dtrain.upstream import all_reaches, keras_names, processes, reach, tensorflow_names
+from dtrain.upstream import all_reaches, functions, keras_names, processes, reach, tensorflow_names
 from dtrain.upstream import record as on_record
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.versions import check_versions
@@ -587,6 +590,67 @@ def test_what_a_function_in_a_graph_raises_leaves_keras_as_it_is(call: str) -> N
     with pytest.raises(PeerMissingError) as caught:
         getattr(model, call)(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
     assert caught.value is error
+
+
+def graphs_after(make_strategy: Any, models: int) -> int:
+    """The graphs of steps that live after models were trained and deleted, one after another."""
+    x, y = np.ones((8, 2), "float32"), np.ones((8, 1), "float32")
+    for _ in range(models):
+        with make_strategy().scope():
+            # `all_reduce` and `silu` are functions with a gradient of their own.
+            batch_norm = keras.layers.BatchNormalization(synchronized=True)
+            dense = [keras.layers.Dense(2, activation="silu"), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.Input((2,)), batch_norm, *dense])
+            model.compile("adam", "mse", metrics=["mae"])
+        model.fit(x, y, batch_size=4, verbose=0)
+        model.evaluate(x, y, batch_size=4, verbose=0)
+        model.train_on_batch(x, y)
+    del model
+    gc.collect()
+    # Keras builds the layers in a scratch graph, and it keeps those of `silu`.
+    graphs = [each for each in gc.get_objects() if isinstance(each, FuncGraph)]
+    return sum(not graph.name.startswith("scratch") for graph in graphs)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: dtrain.MirroredStrategy(["CPU:0", "CPU:1"]),
+        lambda: dtrain.CentralStorageStrategy(compute_devices=["CPU:0", "CPU:1"]),
+        lambda: dtrain.OneDeviceStrategy("CPU:0"),
+    ],
+    ids=["mirrored", "central_storage", "one_device"],
+)
+def test_the_graphs_of_a_model_end_with_it(make: Any) -> None:
+    """TensorFlow keeps each graph with a gradient of `tf.custom_gradient` as long as the process lives."""
+    assert graphs_after(make, 1) >= graphs_after(make, 3)
+
+
+SILU = {
+    "plain": tf.nn.silu,
+    "branch": lambda x: tf.cond(tf.reduce_sum(x) < 0, lambda: tf.nn.silu(x), lambda: x),
+    "loop": lambda x: tf.while_loop(lambda n, _: n < 1, lambda n, x: (n + 1, tf.nn.silu(x)), (0, x))[1],
+}
+
+
+@pytest.mark.parametrize("kind", SILU)
+def test_a_gradient_of_a_functions_own_is_there_as_long_as_the_graph(kind: str) -> None:
+    gc.collect()
+    registered = set(ops.gradient_registry.list())
+    variable = tf.Variable([0.5, -2.0])
+    function = functions.made_for_each_model(lambda: SILU[kind](variable)).get_concrete_function()
+    gc.collect()
+    with tf.GradientTape() as tape:
+        result = function()
+    sigmoid = tf.sigmoid(variable)
+    expected = sigmoid * (1 + variable * (1 - sigmoid))
+    np.testing.assert_allclose(tape.gradient(result, variable), expected, rtol=1e-6)
+    added = set(ops.gradient_registry.list()) - registered
+    assert any(name.startswith("CustomGradient-") for name in added)
+    del function, tape, result
+    gc.collect()
+    left = set(ops.gradient_registry.list()) & added
+    assert not any(name.startswith("CustomGradient-") for name in left)
 
 
 def test_several_models_are_not_said_to_be_traced_too_often(caplog: pytest.LogCaptureFixture) -> None:

@@ -94,13 +94,13 @@ ARCHIVES = {
 
 
 def refused(load: Callable[[], object]) -> str:
-    """The message of the error, which came quickly and took little memory."""
+    """The message of the error, which took little processor time and memory."""
     tracemalloc.start()
-    begun = time.monotonic()
+    begun = time.thread_time()  # other tests' processes leave this one a small part of the processor
     try:
         with pytest.raises(DataError) as caught:
             load()
-        assert time.monotonic() - begun < SECONDS
+        assert time.thread_time() - begun < SECONDS
         assert tracemalloc.get_traced_memory()[1] < MEMORY
     finally:
         tracemalloc.stop()

@@ -10,13 +10,13 @@ from dtrain.launch import guard
 
 WRITER = """
 import contextlib, os, sys, time
+os.mkdir(sys.argv[1])
 end = time.monotonic() + 0.5
 number = 0
 print("writes", flush=True)
 while time.monotonic() < end:
     number += 1
     with contextlib.suppress(OSError):
-        os.makedirs(sys.argv[1], exist_ok=True)
         open(f"{sys.argv[1]}/{number}", "w").close()
 """
 

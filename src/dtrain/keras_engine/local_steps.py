@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from dtrain.keras_engine.groups import Part
 from dtrain.keras_engine.rows import without_optionals
 from dtrain.keras_engine.steps import Program, first_replica, silent_results, step_is_stock
 from dtrain.keras_engine.xla_rule import runs_in_xla
 from dtrain.keras_engine.xla_steps import XlaSteps
 from dtrain.log import logger
+from dtrain.upstream import functions
 
 
 class LocalProgram(Program):
@@ -40,7 +39,9 @@ class LocalProgram(Program):
         self._restored = False
         self._xla = XlaSteps(self._whole_step)
         if self.compiled:
-            self._step = tf.function(self._whole_step, jit_compile=True, reduce_retracing=True)
+            self._step = functions.made_for_each_model(
+                self._whole_step, jit_compile=True, reduce_retracing=True
+            )
 
     def in_xla(self, steps: int | None, batch: int | None) -> bool:
         """Whether the planned steps run in XLA: as a checkpoint has restored, or as `xla_rule` decides.

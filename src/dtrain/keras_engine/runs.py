@@ -16,6 +16,7 @@ from dtrain.keras_engine.feed.passes import BatchBuffer
 from dtrain.keras_engine.feed.sources import SplitIterator
 from dtrain.keras_engine.rows import rows_of, split_of
 from dtrain.progress import reporter
+from dtrain.upstream import functions
 from dtrain.upstream import tensorflow as upstream_tf
 
 TracedStep = Callable[..., Any]
@@ -78,9 +79,8 @@ class Run:
             done, buffer, outputs, *times = loop(*given)
             return done, buffer, outputs if results is None else results(), *times
 
-        # Traced here: TensorFlow would warn of retracing if each model called a new `tf.function`.
-        traced = tf.function(run, autograph=False)
-        self._function = traced.get_concrete_function(*iterator.specs, tf.TensorSpec([], tf.int32))
+        made = functions.made_for_each_model(run)
+        self._function = made.get_concrete_function(*iterator.specs, tf.TensorSpec([], tf.int32))
 
     def __call__(self, iterator: SplitIterator, rounds: int) -> RunResult:
         """Makes the steps of this many rounds; without `exact`, a round is one step."""

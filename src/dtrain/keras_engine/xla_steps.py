@@ -17,7 +17,7 @@ import tensorflow as tf
 from dtrain.keras_engine.context import ThreadValue
 from dtrain.keras_engine.groups import Part, batch_of
 from dtrain.keras_engine.rows import map_leaves, present_leaves
-from dtrain.upstream import tensorflow_names
+from dtrain.upstream import functions, tensorflow_names
 from dtrain.upstream.reach import replaces
 
 Step = Callable[[Any], Any]
@@ -100,7 +100,7 @@ class XlaSteps:
             step = self._traced(rows, size)
             specs = step.structured_outputs
         number = tf.TensorSpec([], tf.int32)
-        function = tf.function(many, jit_compile=True, autograph=False)
+        function = functions.made_for_each_model(many, jit_compile=True)
         made: Callable[..., Any] = function.get_concrete_function(rows, number, number)
         return made
 
@@ -111,7 +111,7 @@ class XlaSteps:
             return None if leaf is None else tf.TensorSpec([size, *leaf.shape[1:]], leaf.dtype)
 
         with same_random_numbers():
-            step = tf.function(self._step, autograph=False)
+            step = functions.made_for_each_model(self._step)
             return step.get_concrete_function(map_leaves(of_batch, rows))
 
 

@@ -207,19 +207,6 @@ def underlying(variable: Any) -> Any:
     return container_of(found)
 
 
-def made_for_each_model(function: Callable[..., Any], **options: Any) -> Any:
-    """A `tf.function` without AutoGraph, of which TensorFlow does not say that it is traced too often.
-
-    TensorFlow counts the traces of one Python function. A program with several models, such as a
-    cross-validation, traces dtrain's functions once for each of them, and can do nothing about it.
-    """
-    import tensorflow as tf
-
-    found = tf.function(function, autograph=False, **options)
-    found._omit_frequent_tracing_warning = True
-    return found
-
-
 def container_of(component: Any) -> Any:
     """The distributed variable that contains one replica's variable; the variable itself if there is none."""
     container = getattr(component, "_distributed_container", None) or getattr(

@@ -164,7 +164,7 @@ class StepPlanner:
                 described.append(Outputs(self._step(batch)))
             self._used.update(id(v) for v, each in zip(variables, copies, strict=True) if each.used)
 
-        tf.function(run, autograph=False).get_concrete_function(spec)
+        functions.made_for_each_model(run).get_concrete_function(spec)
         return described[-1]
 
     def _obstacle(self, written: Sequence[Any]) -> str | None:
