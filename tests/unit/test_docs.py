@@ -50,6 +50,7 @@ OUTSIDE = {
     "https://github.com/keras-team/keras/issues/20585",
     "https://github.com/kubernetes-sigs/jobset",
     "https://github.com/ray-project/ray/issues/47464",
+    "https://github.com/tensorflow/tensorflow/issues/97697",
     "https://semver.org",
     "https://www.cs.toronto.edu/~kriz/cifar.html",
     "https://www.tensorflow.org/guide/distributed_training",
