@@ -28,7 +28,7 @@ import dtrain.upstream.tensorflow as of_tensorflow
 from dtrain.errors import PeerMissingError, UnsupportedVersionError
 from dtrain.keras_engine import hook
 from dtrain.keras_engine.gradient_hook import GradientHook
-from dtrain.upstream import all_reaches, functions, keras_names, processes, reach, tensorflow_names
+from dtrain.upstream import all_reaches, datasets, keras_names, processes, reach, tensorflow_names
 from dtrain.upstream import record as on_record
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.versions import check_versions
@@ -441,8 +441,8 @@ def test_datasets_from_a_function_are_known() -> None:
     split = strategy.experimental_distribute_dataset(
         tf.data.Dataset.from_tensor_slices(np.ones((4, 1))).batch(2)
     )
-    assert of_tensorflow.yields_replica_batches(made)
-    assert not of_tensorflow.yields_replica_batches(split)
+    assert datasets.yields_replica_batches(made)
+    assert not datasets.yields_replica_batches(split)
 
 
 def test_variables_are_numbered_in_the_order_they_are_made() -> None:
@@ -456,8 +456,8 @@ def test_variables_are_numbered_in_the_order_they_are_made() -> None:
 
 def test_tpu_systems() -> None:
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
-    assert of_tensorflow.initialised_tpus() == []
-    assert not of_tensorflow.tpu_is_initialised(resolver)
+    assert processes.initialised_tpus() == []
+    assert not processes.tpu_is_initialised(resolver)
 
 
 # What `upstream/keras.py` reads of objects.
@@ -638,7 +638,7 @@ def test_a_gradient_of_a_functions_own_is_there_as_long_as_the_graph(kind: str) 
     gc.collect()
     registered = set(ops.gradient_registry.list())
     variable = tf.Variable([0.5, -2.0])
-    function = functions.made_for_each_model(lambda: SILU[kind](variable)).get_concrete_function()
+    function = upstream_tf.made_for_each_model(lambda: SILU[kind](variable)).get_concrete_function()
     gc.collect()
     with tf.GradientTape() as tape:
         result = function()

@@ -40,8 +40,8 @@ from dtrain.keras_engine.rows import (
 from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.steps import StepProgram, step_is_stock
 from dtrain.log import logger
-from dtrain.upstream import functions, keras_names, layer_calls
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_names, layer_calls
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import on_objects, replaces
 
@@ -109,7 +109,7 @@ def _trace(model: Any, spec: Any) -> None:
 
     # Keras initializes variables that are created in such a scope when it ends, outside of the function.
     with keras.StatelessScope():
-        functions.made_for_each_model(whole_step).get_concrete_function(spec)
+        upstream_tf.made_for_each_model(whole_step).get_concrete_function(spec)
 
 
 def _build_otherwise(model: Any, spec: Any, error: Exception) -> None:

@@ -15,7 +15,7 @@ from dtrain.keras_engine.steps import Program, first_replica, silent_results, st
 from dtrain.keras_engine.xla_rule import runs_in_xla
 from dtrain.keras_engine.xla_steps import XlaSteps
 from dtrain.log import logger
-from dtrain.upstream import functions
+from dtrain.upstream import tensorflow as upstream_tf
 
 
 class LocalProgram(Program):
@@ -39,7 +39,7 @@ class LocalProgram(Program):
         self._restored = False
         self._xla = XlaSteps(self._whole_step)
         if self.compiled:
-            self._step = functions.made_for_each_model(
+            self._step = upstream_tf.made_for_each_model(
                 self._whole_step, jit_compile=True, reduce_retracing=True
             )
 

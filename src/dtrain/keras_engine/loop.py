@@ -19,7 +19,6 @@ from dtrain import events
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.splitting import data_error_of
-from dtrain.upstream import functions
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tensorflow
 
@@ -91,7 +90,7 @@ class LocalState:
         """A method of this class, run in each replica of a strategy; it is traced once a train function."""
         name = function.__qualname__
         if name not in self.functions:
-            run = functions.made_for_each_model(lambda: strategy.run(function))
+            run = upstream_tensorflow.made_for_each_model(lambda: strategy.run(function))
             with events.part("start", doing="compute"):
                 self.functions[name] = run.get_concrete_function()
         return self.functions[name]

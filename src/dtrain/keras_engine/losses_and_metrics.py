@@ -357,7 +357,7 @@ def reset_metrics(original: Callable[..., Any], self: Any) -> Any:
     variables = [id(variable) for metric in metrics for variable in metric.variables]
     known, reset = vars(self).get(_RESET, (None, None))
     if known != variables:
-        reset = functions.made_for_each_model(
+        reset = upstream_tf.made_for_each_model(
             lambda: strategy.run(lambda: [metric.reset_state() for metric in metrics])
         )
         vars(self)[_RESET] = variables, reset

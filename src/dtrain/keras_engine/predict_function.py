@@ -25,7 +25,6 @@ from dtrain.keras_engine.splitting import split_batch
 from dtrain.keras_engine.steps import is_keras_own, needs_trial, unwrapped
 from dtrain.keras_engine.xla_rule import runs_in_xla
 from dtrain.keras_engine.xla_steps import XlaSteps
-from dtrain.upstream import functions
 from dtrain.upstream import tensorflow as upstream_tf
 
 
@@ -122,7 +121,7 @@ class OneReplicaPredict:
             return tf.TensorSpec([reader.order.batch, *leaf.shape[2:]], leaf.dtype)
 
         specs = tf.nest.map_structure(batch_of, buffer.batches)  # type: ignore[union-attr]
-        one = functions.made_for_each_model(self._one_batch).get_concrete_function(specs)
+        one = upstream_tf.made_for_each_model(self._one_batch).get_concrete_function(specs)
         leaves = tf.nest.flatten(one.structured_outputs)
         if not all(isinstance(leaf, tf.Tensor | tf.TensorSpec) for leaf in leaves):
             return None
@@ -146,14 +145,14 @@ class OneReplicaPredict:
             return tf.nest.map_structure(lambda leaf: tf.reshape(leaf, [-1, *leaf.shape[2:]]), found), after
 
         place = tf.TensorSpec([2], tf.int64)
-        made: Callable[..., Any] = functions.made_for_each_model(group).get_concrete_function(data, place)
+        made: Callable[..., Any] = upstream_tf.made_for_each_model(group).get_concrete_function(data, place)
         return made
 
     def _one_batch(self, batch: Any) -> Any:
         """The outputs of one batch, as Keras' own function computes them."""
         strategy, step = self._model.distribute_strategy, unwrapped(self._model.predict_step)
         if self._model.jit_compile:
-            step = functions.made_for_each_model(step, jit_compile=True)
+            step = upstream_tf.made_for_each_model(step, jit_compile=True)
         outputs = strategy.run(step, args=(batch,))
         return keras.tree.map_structure(lambda each: strategy.experimental_local_results(each)[0], outputs)
 
@@ -167,7 +166,7 @@ class PredictFunction:
         self._checked = False
         self._one: Callable[..., Any] = self._one_batch
         if not model.run_eagerly:
-            self._one = functions.made_for_each_model(self._one_batch, reduce_retracing=True)
+            self._one = upstream_tf.made_for_each_model(self._one_batch, reduce_retracing=True)
 
     def __call__(self, batches: list[Any]) -> Any:
         """The concatenated outputs of all batches, each of shape (examples, ...).

@@ -16,7 +16,6 @@ from dtrain.keras_engine.feed.passes import BatchBuffer
 from dtrain.keras_engine.feed.sources import SplitIterator
 from dtrain.keras_engine.rows import rows_of, split_of
 from dtrain.progress import reporter
-from dtrain.upstream import functions
 from dtrain.upstream import tensorflow as upstream_tf
 
 TracedStep = Callable[..., Any]
@@ -79,7 +78,7 @@ class Run:
             done, buffer, outputs, *times = loop(*given)
             return done, buffer, outputs if results is None else results(), *times
 
-        made = functions.made_for_each_model(run)
+        made = upstream_tf.made_for_each_model(run)
         self._function = made.get_concrete_function(*iterator.specs, tf.TensorSpec([], tf.int32))
 
     def __call__(self, iterator: SplitIterator, rounds: int) -> RunResult:

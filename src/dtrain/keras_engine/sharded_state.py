@@ -19,8 +19,8 @@ from dtrain.errors import PeerMissingError
 from dtrain.keras_engine.context import all_reduce_sum, local_update
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
-from dtrain.upstream import functions, keras_names
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import on_objects, set_methods
 from dtrain.upstream.tensorflow import underlying
@@ -248,7 +248,7 @@ def _gather(plan: ShardingPlan, slots: list[Any]) -> list[Any]:
             ]
         )
 
-    gather = functions.made_for_each_model(lambda: strategy.run(in_replica))
+    gather = upstream_tf.made_for_each_model(lambda: strategy.run(in_replica))
     return [strategy.experimental_local_results(value)[0].numpy() for value in gather()]
 
 

@@ -27,6 +27,7 @@ from dtrain.keras_engine.splitting import split_batch
 from dtrain.keras_engine.steps import Program
 from dtrain.log import logger
 from dtrain.upstream import functions
+from dtrain.upstream import tensorflow as upstream_tf
 
 Untraceable = (SparseGradients, CompilationError)
 """Errors that tracing a step may raise, after which the step is traced in another way."""
@@ -61,7 +62,7 @@ class StepFunction:
         self._waited = _Stopwatch(waiting_clock(model.distribute_strategy) if training else None)
         self._results: Callable[..., Any] = self._program.results
         if not self._model.run_eagerly:
-            self._results = functions.made_for_each_model(self._results)
+            self._results = upstream_tf.made_for_each_model(self._results)
 
     @property
     def findings(self) -> dict[str, Any] | None:
@@ -241,7 +242,7 @@ class StepFunction:
                 return program.run(parts, total, phase)
 
             with events.part("start", doing="compute"):
-                self._functions[key] = functions.made_for_each_model(run).get_concrete_function(*specs)
+                self._functions[key] = upstream_tf.made_for_each_model(run).get_concrete_function(*specs)
         return self._functions[key]
 
     def _parts(self, iterator: Any, batch: Any) -> tuple[Any, Any, Any]:
@@ -349,7 +350,7 @@ class StepFunction:
 
         key = f"anything {phase}"
         if key not in self._functions:
-            made = functions.made_for_each_model(run_with_results, reduce_retracing=True)
+            made = upstream_tf.made_for_each_model(run_with_results, reduce_retracing=True)
             self._functions[key] = made
         return self._functions[key]
 

@@ -273,7 +273,7 @@ class StepProgram(Program):
             return present, [[each and each.sizes for each in found] for found in lookups]
 
         step.waits.arrived(known["size"])  # the XLA program cannot begin before the total is known
-        program = functions.made_for_each_model(inside, jit_compile=True)
+        program = upstream_tf.made_for_each_model(inside, jit_compile=True)
         gradients, sizes = program(part, known["size"], known["total"])
         applied = zip(captured, gradients, lookups, sizes, strict=True)
         for (optimizer, traced, variables), values, inside_of, counts in applied:

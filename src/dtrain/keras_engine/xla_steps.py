@@ -17,7 +17,8 @@ import tensorflow as tf
 from dtrain.keras_engine.context import ThreadValue
 from dtrain.keras_engine.groups import Part, batch_of
 from dtrain.keras_engine.rows import map_leaves, present_leaves
-from dtrain.upstream import functions, tensorflow_names
+from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tensorflow_names
 from dtrain.upstream.reach import replaces
 
 Step = Callable[[Any], Any]
@@ -100,7 +101,7 @@ class XlaSteps:
             step = self._traced(rows, size)
             specs = step.structured_outputs
         number = tf.TensorSpec([], tf.int32)
-        function = functions.made_for_each_model(many, jit_compile=True)
+        function = upstream_tf.made_for_each_model(many, jit_compile=True)
         made: Callable[..., Any] = function.get_concrete_function(rows, number, number)
         return made
 
@@ -111,7 +112,7 @@ class XlaSteps:
             return None if leaf is None else tf.TensorSpec([size, *leaf.shape[1:]], leaf.dtype)
 
         with same_random_numbers():
-            step = functions.made_for_each_model(self._step)
+            step = upstream_tf.made_for_each_model(self._step)
             return step.get_concrete_function(map_leaves(of_batch, rows))
 
 

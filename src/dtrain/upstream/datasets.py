@@ -198,3 +198,8 @@ def read_from_service(service: str, dataset_id: Any, element_spec: Any, *, share
         element_spec,
         task_refresh_interval_hint_ms=_ASK_MS,
     )
+
+
+def yields_replica_batches(dataset: Any) -> bool:
+    """Whether a distributed dataset was made from a function: then its elements are one replica's batches."""
+    return isinstance(dataset, tensorflow_names.FROM_FUNCTION.resolve())

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,66 +20,6 @@ def operations_of_xla() -> frozenset[str]:
 
     found = kernels.get_all_registered_kernels().kernel
     return frozenset(each.op for each in found if each.device_type == _DEVICE)
-
-
-def made_for_each_model(function: Callable[..., Any], **options: Any) -> Any:
-    """A `tf.function` of a model's step, or of another part of its training, whose graphs end with the model.
-
-    It is without AutoGraph, and TensorFlow does not say that it is traced too often. TensorFlow counts the
-    traces of one Python function. A program with several models, such as a cross-validation, traces dtrain's
-    functions once for each of them, and can do nothing about it.
-    """
-    import tensorflow as tf
-
-    @functools.wraps(function)
-    def traced(*args: Any, **kwds: Any) -> Any:
-        outputs = function(*args, **kwds)
-        if not tf.executing_eagerly():
-            _keep_gradients_in(tf.compat.v1.get_default_graph())
-        return outputs
-
-    found = tf.function(traced, autograph=False, **options)
-    found._omit_frequent_tracing_warning = True
-    return found
-
-
-def _keep_gradients_in(graph: Any) -> None:
-    """Makes the gradients that `tf.custom_gradient` registered for a graph's operations end with the graph.
-
-    TensorFlow keeps them as long as the process lives, and with them the graph (tf#27492, tf#97697): 23 MB
-    for a small model on two replicas. `all_reduce` and several activations, such as `silu`, have one.
-
-    Args:
-        graph: the graph; its branches and loops are looked at too. The functions that it calls are not: the
-            graph of a user's function may live on, to be called by other models.
-    """
-    from tensorflow.python.framework import ops
-
-    registered = ops.gradient_registry._registry
-    for operation in graph.get_operations():
-        if operation.type == "IdentityN":
-            name = operation.node_def.attr["_gradient_op_type"].s.decode()
-            if not name.startswith("CustomGradient-") or name not in registered:
-                continue
-            gradient = registered[name]["type"]
-            if not isinstance(gradient, _Gradient):
-                graph._dtrain_gradients = [*getattr(graph, "_dtrain_gradients", ()), gradient]
-                registered[name] = {**registered[name], "type": _Gradient(gradient)}
-                weakref.finalize(graph, registered.pop, name, None).atexit = False
-        elif operation.type.removeprefix("Stateless") in ("While", "If", "Case"):
-            for inner in called_functions(operation):
-                _keep_gradients_in(graph_of_function(graph, inner))
-
-
-class _Gradient:
-    """A gradient function that another object keeps."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = weakref.ref(function)
-
-    def __call__(self, *args: Any) -> Any:
-        function: Any = self._function()
-        return function(*args)
 
 
 _WRITES = ("Assign", "ResourceApply", "ResourceScatter")

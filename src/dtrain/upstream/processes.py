@@ -1,4 +1,4 @@
-"""What TensorFlow has no public API for between processes: servers, their loss, and calls from them."""
+"""What TensorFlow has no public API for between processes: servers, calls from them, and TPU systems."""
 
 from __future__ import annotations
 
@@ -105,3 +105,18 @@ def register_python_function(token: str, function: Any) -> None:
     from tensorflow.python.ops import script_ops
 
     script_ops._py_funcs._funcs[token] = function
+
+
+def initialised_tpus() -> list[str]:
+    """The names of the TPU systems that this process has initialised, oldest first."""
+    from tensorflow.python.tpu import tpu_strategy_util
+
+    return list(tpu_strategy_util.get_initialized_tpu_systems())
+
+
+def tpu_is_initialised(resolver: Any) -> bool:
+    """Whether this process has initialised the TPU system of a `TPUClusterResolver`.
+
+    The list of TPU devices does not tell, because it contains devices before the system is initialised.
+    """
+    return str(resolver._tpu) in initialised_tpus()

@@ -16,7 +16,7 @@ import tensorflow as tf
 from dtrain import events
 from dtrain.keras_engine.feed.arrays import ArraySource
 from dtrain.keras_engine.rows import map_leaves, present_leaves, to_tensors
-from dtrain.upstream import functions
+from dtrain.upstream import tensorflow as upstream_tf
 
 
 @dataclass
@@ -117,7 +117,7 @@ class BlockReader:
         self.spec = spec
         self.batch_bytes = 0
         self._leaves: list[tf.TensorSpec] = present_leaves(spec)
-        self._read = functions.made_for_each_model(self._take)
+        self._read = upstream_tf.made_for_each_model(self._take)
 
     @staticmethod
     def reads(spec: Any) -> bool:

@@ -21,7 +21,7 @@ from dtrain.keras_engine.asynchronous.packing import Packing
 from dtrain.keras_engine.asynchronous.step_planner import ModelStep, StepPlan, StepPlanner, spec_of
 from dtrain.keras_engine.rows import map_leaves, present_leaves
 from dtrain.log import logger
-from dtrain.upstream import functions
+from dtrain.upstream import tensorflow as upstream_tf
 
 CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 
@@ -199,7 +199,7 @@ class BlockFunction:
             with block.entered():
                 return self._found.pack(block.results(run(block, sizes, data)))
 
-        self._function = functions.made_for_each_model(function).get_concrete_function(
+        self._function = upstream_tf.made_for_each_model(function).get_concrete_function(
             tf.TensorSpec([2], tf.int64), sizes, setting.held.flat_specs, data
         )
 

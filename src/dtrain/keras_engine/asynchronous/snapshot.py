@@ -14,8 +14,8 @@ import tensorflow as tf
 from dtrain.keras_engine.asynchronous.exchange import Exchange
 from dtrain.keras_engine.asynchronous.local_variable import variables_replaced
 from dtrain.keras_engine.split_variables import parts_of
-from dtrain.upstream import functions
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.tensorflow import underlying
 
 
@@ -31,7 +31,7 @@ class Snapshots:
         optimizer = getattr(model, "optimizer", None)
         wanted = [*model.variables, *(optimizer.variables if optimizer is not None else [])]
         self._variables = [v for v in {id(v): v for v in wanted}.values() if _on_servers(v)]
-        self._read = functions.made_for_each_model(Exchange(servers, self._variables).read)
+        self._read = upstream_tf.made_for_each_model(Exchange(servers, self._variables).read)
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ from dtrain.keras_engine.steps import silent_results, step_is_stock
 from dtrain.keras_engine.tables import tables_of
 from dtrain.upstream import functions
 from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.tensorflow import underlying
 
 STEPS = {"train": "train_step", "test": "test_step", "predict": "predict_step"}
@@ -164,7 +165,7 @@ class StepPlanner:
                 described.append(Outputs(self._step(batch)))
             self._used.update(id(v) for v, each in zip(variables, copies, strict=True) if each.used)
 
-        functions.made_for_each_model(run).get_concrete_function(spec)
+        upstream_tf.made_for_each_model(run).get_concrete_function(spec)
         return described[-1]
 
     def _obstacle(self, written: Sequence[Any]) -> str | None:

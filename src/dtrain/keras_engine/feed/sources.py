@@ -36,6 +36,7 @@ from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, own_positions
 from dtrain.keras_engine.rows import Split, packed, split_of
 from dtrain.keras_engine.splitting import split_batch
 from dtrain.log import logger
+from dtrain.upstream import datasets as upstream_datasets
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
@@ -362,7 +363,7 @@ def common_steps(dataset: Any, layout: ReplicaLayout) -> int | None:
         layout: how the replicas are distributed.
     """
     own = int(dataset.cardinality)
-    if own >= 0 and upstream_tf.yields_replica_batches(dataset):
+    if own >= 0 and upstream_datasets.yields_replica_batches(dataset):
         own = -(-own // layout.local_replicas)
     counts = exchange(layout, own)
     return None if min(counts) < 0 else max(counts)
