@@ -1,4 +1,4 @@
-"""How much memory stays behind with each model that was trained and deleted, as in a search for hyperparameters.
+"""How much memory stays behind with each model that was trained and deleted, as in a hyperparameter search.
 
     python benchmarks/many_models.py [--models 24] [--out FILE.json]
 
