@@ -1,0 +1,54 @@
+"""The clock that rules about time read: the machine's by default, a given one where tests decide the time.
+
+Whatever waits, gives up or restarts after some seconds takes a `Clock` as an argument. It measures nothing:
+`training_clock` does that.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+__all__ = ["REAL", "Clock", "Deadline"]
+
+
+class Clock:
+    """The machine's monotonic clock. A subclass may decide the time itself."""
+
+    def now(self) -> float:
+        """The time in seconds, from an arbitrary origin; it never decreases."""
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Returns after this many seconds."""
+        time.sleep(seconds)
+
+    def deadline(self, seconds: float | None) -> Deadline:
+        """The time that is this many seconds from now; None sets no limit."""
+        return Deadline(self, math.inf if seconds is None else self.now() + seconds)
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """A time on a clock until which something may last.
+
+    Attributes:
+        clock: the clock on which it is.
+        at: the time in seconds; infinite if nothing limits it.
+    """
+
+    clock: Clock
+    at: float
+
+    def left(self) -> float:
+        """The seconds until then, at least 0."""
+        return max(0.0, self.at - self.clock.now())
+
+    def passed(self) -> bool:
+        """Whether that time has come."""
+        return self.clock.now() >= self.at
+
+
+REAL = Clock()
+"""The machine's clock, the default of every argument `clock`."""
