@@ -50,6 +50,8 @@ BEAT = 1.0
 
 _LONGEST = 24 * 3600.0  # seconds that a simulated job may take
 
+_MANY = 1000
+
 Steps = Generator[float, None, "int | None"]
 Program = Callable[["SimulatedTask"], Steps]
 
@@ -61,6 +63,7 @@ class World:
         self.clock = GivenClock(0.0)
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
+        self._in_vain = 0  # calls of `get` in a row that neither waited nor returned an event
         self._events: collections.deque[Event] = collections.deque()
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
@@ -90,6 +93,8 @@ class World:
             self.clock.at = at
             self._happen(at)
             if at == until and not self._events:
+                self._in_vain = self._in_vain + 1 if timeout == 0 else 0
+                assert self._in_vain < _MANY, "the engine is busy while no time passes"
                 raise queue.Empty
         return self._events.popleft()
 
@@ -165,6 +170,7 @@ class SimulatedTask(TaskHandle):
         self.workers = len(topology.jobs.get("worker", ()))
         self.log = Started(self.job.now, command.task, self.attempt, self.place, topology.address, name, warm)
         self.job.log.append(self.log)
+        self.job.handles.append(self)
         self._steps = self.job.program(self)
         self.job.world.after(0.0, self._go_on)
         self.job.world.after(BEAT, self._beat)
@@ -417,6 +423,7 @@ class SimulatedJob:
     Attributes:
         world: the clock, and what happens when.
         log: every start of a task, in order.
+        handles: the tasks of these starts.
         spares: the spares that wait.
         refused_starts: how often the system still refuses to start tasks.
         spares_live: the seconds after which each spare dies; None for never.
@@ -440,6 +447,7 @@ class SimulatedJob:
         self.spares_live: float | None = None
         self.topologies: dict[Task, Any] = {}
         self.log: list[Started] = []
+        self.handles: list[SimulatedTask] = []
         self.spares: list[Started] = []
         self.errors, self.said_at = io.StringIO(), dict[str, float]()
         spec = JobSpec(command=[sys.executable, "train.py"], **{"workers": 2, "spares": None, **options})
