@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from processes import alive, wait_until
-from restart_jobs import Ended, run, write_program
+from restart_jobs import PATIENT, Ended, run, write_program
 
 TENSORFLOW = """
 import os
@@ -183,15 +183,27 @@ def test_a_program_that_sets_no_value_any_more_begins_anew_too(launch: Callable[
 def test_a_killed_launcher_leaves_no_spare(tmp_path: Path, fakes: Path) -> None:
     script = write_program(tmp_path, BEGIN + "    step(1)\n    hang()\n")
     process = subprocess.Popen(
-        [sys.executable, "-m", "dtrain", "launch", "--workers", "2", *script],
+        [
+            sys.executable,
+            "-m",
+            "dtrain",
+            "launch",
+            "--workers",
+            "2",
+            "--spares",
+            "1",
+            "--hang-timeout",
+            str(PATIENT),
+            *script,
+        ],
         env={**os.environ, "PYTHONPATH": str(fakes), "FAKES": str(fakes)},
         stdout=subprocess.DEVNULL,
     )
     try:
-        wait_until(lambda: len([*fakes.glob("spare-*")]) == 2)
+        wait_until(lambda: len([*fakes.glob("spare-*")]) == 1)
         pids = [int(path.name.rpartition("-")[2]) for path in fakes.glob("spare-*")]
         pids += [int(path.name.rpartition("-")[2]) for path in (tmp_path / "lives").iterdir()]
-        assert len(pids) == 4 and all(map(alive, pids))
+        assert len(pids) == 3 and all(map(alive, pids))
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
