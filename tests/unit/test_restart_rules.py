@@ -15,22 +15,16 @@ from dtrain.launch.restart_rules import Budget, Failure, RestartRules
 from dtrain.launch.spec import JobSpec
 from dtrain.task_messages import Progress
 from dtrain.topology import Task, Topology
+from given_clock import GivenClock
 
 CHIEF, WORKER, PS = Task("chief", 0), Task("worker", 1), Task("ps", 0)
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def policy(limit: int = 3) -> ParameterServerPolicy:
     spec = JobSpec(command=["true"], workers=2, ps=1)
     topologies = [Topology({"worker": ("127.0.0.1:4000", "127.0.0.1:4001")}, "worker", 1)]
-    record = JobRecord(Connections(4))
-    return ParameterServerPolicy(spec, record, topologies, Budget(limit, Clock()))
+    record, clock = JobRecord(Connections(4)), GivenClock()
+    return ParameterServerPolicy(spec, record, topologies, clock, Budget(limit, clock))
 
 
 def test_without_parameter_servers_the_first_failure_ends_the_job() -> None:
@@ -89,17 +83,17 @@ def test_a_process_with_the_number_of_an_earlier_one_is_heard() -> None:
 
 
 def test_the_budget_is_of_any_hour() -> None:
-    clock = Clock()
+    clock = GivenClock()
     budget = Budget(2, clock)
     assert (budget.take(), budget.take(), budget.take()) == (1.0, 2.0, None)
-    clock.now += 3599
+    clock.pass_by(3599)
     assert budget.take() is None
-    clock.now += 2
+    clock.pass_by(2)
     assert (budget.take(), budget.take(), budget.take()) == (1.0, 2.0, None)
 
 
 def test_the_delay_has_a_bound() -> None:
-    budget = Budget(1000, Clock())
+    budget = Budget(1000, GivenClock())
     assert max(budget.take() or 0.0 for _ in range(1000)) == 30.0
 
 
@@ -118,7 +112,7 @@ def test_no_budget() -> None:
 def test_the_chiefs_exception_of_before_is_the_programs_own(
     raised: list[str | None], again: list[bool]
 ) -> None:
-    rules = ServerRestartRules(Budget(100, Clock()))
+    rules = ServerRestartRules(Budget(100, GivenClock()))
     assert [rules.decide(Failure(CHIEF, 1, each)).again for each in raised] == again
 
 
@@ -138,7 +132,7 @@ ONE, TWO = Task("worker", 1), Task("worker", 2)
 
 
 def failures(*found: Failure, limit: int = 100) -> list[tuple[bool, float]]:
-    rules = RestartRules(Budget(limit, Clock()))
+    rules = RestartRules(Budget(limit, GivenClock()))
     return [(judged.again, judged.delay) for judged in map(rules.decide, found)]
 
 
@@ -190,17 +184,17 @@ def test_a_failure_in_words() -> None:
 
 
 def test_places_are_given_up_and_tried_again_after_growing_times() -> None:
-    clock = Clock()
+    clock = GivenClock()
     members = Membership(1, 3, rejoin=60.0, clock=clock)
     assert members.present() == [0, 1, 2] and members.next_return() is None
     assert [members.failed_to_start(0), members.failed_to_start(0)] == [False, True]
     assert (members.give_up(0), members.present(), members.next_return()) == (60.0, [1, 2], 1060.0)
     assert members.readmit() == []
-    clock.now += 60
+    clock.pass_by(60)
     assert members.readmit() == [0] and members.present() == [0, 1, 2]
     assert members.failed_to_start(0), "one try is enough for one that was absent"
     assert members.give_up(0) == 120.0
-    clock.now += 120
+    clock.pass_by(120)
     assert members.readmit() == [0]
     members.works([0])
     assert [members.failed_to_start(0), members.failed_to_start(0)] == [False, True]

@@ -1,4 +1,4 @@
-"""Who is to blame for a job that does not go on, or is slow: by the reports alone, on a false clock."""
+"""Who is to blame for a job that does not go on, or is slow: by the reports alone, on a given clock."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dtrain.launch.local_process import is_stopped
 from dtrain.launch.watchdog import Diagnosis, Watchdog
 from dtrain.task_messages import Progress
 from dtrain.topology import Task
+from given_clock import GivenClock
 
 CHIEF, OTHER = Task("worker", 0), Task("worker", 1)
 
@@ -24,15 +25,19 @@ class Job:
     """Tasks that report, and a watchdog that is asked whenever it wants to be."""
 
     def __init__(self, hang_timeout: float | None = None, tasks: int = 2) -> None:
-        self.now = 1000.0
+        self.clock = GivenClock()
         self.tasks = [Task("worker", index) for index in range(tasks)]
         self.stopped: set[int] = set()
         self.silent: set[Task] = set()
         self.reports: dict[Task, Progress] = {}
         self.verdicts: list[tuple[float, Diagnosis]] = []
-        self.watchdog = Watchdog(hang_timeout, lambda: self.now, lambda task, pid: pid in self.stopped)
+        self.watchdog = Watchdog(hang_timeout, self.clock, lambda task, pid: pid in self.stopped)
         for task in self.tasks:
             self.watchdog.on_start(task, 100 + task.index)
+
+    @property
+    def now(self) -> float:
+        return self.clock.now()
 
     def tell(
         self,
@@ -73,7 +78,7 @@ class Job:
         while True:
             due = self.watchdog.next_check()
             moment = min(end, beat, max(self.now, due) if due is not None else end)
-            self.now = moment
+            self.clock.pass_by(moment - self.now)
             if moment >= beat:
                 beat += 1
                 for task, report in self.reports.items():
@@ -256,7 +261,7 @@ def test_a_launcher_that_was_stopped_itself_blames_nobody() -> None:
     job = Job(hang_timeout=5)
     job.everybody(7)
     job.wait(1)
-    job.now += 3600
+    job.clock.pass_by(3600)
     assert job.watchdog.check() is None
     assert job.wait(3) == []
     job.everybody(8)
@@ -264,11 +269,21 @@ def test_a_launcher_that_was_stopped_itself_blames_nobody() -> None:
     assert len(job.wait(5.1)) == 1
 
 
+def test_a_launcher_that_is_stopped_again_and_again_finds_a_hang_nevertheless() -> None:
+    job = Job(hang_timeout=5)
+    job.everybody(7)
+    found = []
+    for _ in range(10):
+        found += job.wait(1)
+        job.clock.pass_by(60)
+    assert [diagnosis.kind for diagnosis in found] == ["hung"]
+
+
 def test_the_pause_of_the_launcher_is_none_of_the_job() -> None:
     job = Job()
     job.everybody(7)
     job.wait(1)
-    job.now += 3600
+    job.clock.pass_by(3600)
     job.everybody(8)
     assert job.wait(29.9) == []
     assert len(job.wait(0.3)) == 1
@@ -288,7 +303,8 @@ def test_the_watchdog_asks_to_be_called_in_time_and_not_all_the_time() -> None:
         due = job.watchdog.next_check()
         assert due is not None
         assert due > job.now
-        job.now, calls = due, calls + 1
+        job.clock.pass_by(due - job.now)
+        calls += 1
         for task in job.tasks:
             job.watchdog.on_progress(job.reports[task])
         job.watchdog.check()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from dtrain.clock import Clock
 from dtrain.launch.connections import Connections
 from dtrain.launch.policy import Decision, Policy
 from dtrain.launch.rendezvous_watch import RendezvousWatch
@@ -64,6 +65,7 @@ class AttemptPolicy(Policy):
         spec: the job.
         record: what its tasks have reported, over all attempts.
         topologies: the topology of each task.
+        clock: the session's.
         hang_timeout: seconds after which a task that is missing at the rendezvous has failed, or None.
     """
 
@@ -72,6 +74,7 @@ class AttemptPolicy(Policy):
         spec: JobSpec,
         record: JobRecord,
         topologies: Sequence[Topology],
+        clock: Clock,
         hang_timeout: float | None = None,
     ) -> None:
         self.spec = spec
@@ -81,7 +84,7 @@ class AttemptPolicy(Policy):
         self.failures: dict[Task, FailureNote] = {}
         self.latest: dict[Task, Progress] = {}
         self.answers_signals = False  # whether a task reported that it saves a checkpoint on SIGTERM
-        self._rendezvous = RendezvousWatch(hang_timeout)
+        self._rendezvous = RendezvousWatch(hang_timeout, clock)
 
     @property
     def progressed(self) -> bool:

@@ -6,9 +6,9 @@ only warns; it never makes a job fail.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Iterable
 
+from dtrain.clock import REAL, Clock
 from dtrain.launch.processes import JobOutcome
 from dtrain.launch.task_handle import TaskHandle
 
@@ -20,19 +20,21 @@ class Connections:
 
     Args:
         tasks: the largest number of processes in the job; a single process needs no connection.
+        clock: on which the checks are due.
 
     Attributes:
         made: whether a task reported that it is connected, or was seen to listen on its port.
         tensorflow: whether a task was seen to have loaded TensorFlow.
     """
 
-    def __init__(self, tasks: int) -> None:
+    def __init__(self, tasks: int, clock: Clock = REAL) -> None:
+        self._clock = clock
         self.made = tasks < 2
         self.tensorflow = False
         self._next = 0.0
 
     def next_check(self) -> float | None:
-        """When to call `check` next, by `time.monotonic()`; None once a connection is known."""
+        """When to call `check` next, on the clock; None once a connection is known."""
         return None if self.made else self._next
 
     def check(self, processes: Iterable[TaskHandle | None], ports: Collection[int]) -> None:
@@ -40,9 +42,9 @@ class Connections:
 
         A TensorFlow server sends the launcher no message, so only its listening port shows it.
         """
-        if self.made or time.monotonic() < self._next:
+        if self.made or self._clock.now() < self._next:
             return
-        self._next = time.monotonic() + _EVERY
+        self._next = self._clock.now() + _EVERY
         running = [process for process in processes if process is not None]
         self.tensorflow = self.tensorflow or any(process.uses("libtensorflow") for process in running)
         if self.tensorflow:

@@ -107,11 +107,11 @@ class LocalLauncher(Launcher):
             inherited: file descriptors that the process keeps open, besides the pipe for its messages.
             stdin: its standard input.
         """
-        events, listener = self.session.events, self._listener
+        events, clock, listener = self.session.events, self.session.clock, self._listener
         if listener is None:
-            return LocalProcess(command, env, events.put, inherited, stdin=stdin)
+            return LocalProcess(command, env, events.put, inherited, stdin=stdin, clock=clock)
         inherited = (listener.descriptor, *inherited)
-        return LocalProcess(command, env, events.put, inherited, listener.catch_up, stdin)
+        return LocalProcess(command, env, events.put, inherited, listener.catch_up, stdin, clock)
 
     def task_environment(self, command: TaskCommand) -> dict[str, str]:
         """The whole environment of a task, based on that of its command; subclasses extend it."""

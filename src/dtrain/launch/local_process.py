@@ -11,13 +11,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 import psutil
 
+from dtrain.clock import REAL, Clock
 from dtrain.cluster.sockets import listens
 from dtrain.launch.output import Console, OutputReader
 from dtrain.launch.task_handle import TaskHandle
@@ -37,6 +37,7 @@ class LocalProcess(TaskHandle):
         catch_up: called when the process has ended, before `on_exit`; it returns when all messages of the
             process have been received.
         stdin: the standard input of the process.
+        clock: shows when the process has ended.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class LocalProcess(TaskHandle):
         inherited: Sequence[int] = (),
         catch_up: Callable[[], None] | None = None,
         stdin: IO[bytes] | int = subprocess.DEVNULL,
+        clock: Clock = REAL,
     ) -> None:
         super().__init__()
+        self._clock = clock
         self._on_exit = on_exit
         self._catch_up = catch_up
         self._reap_lock = threading.Lock()
@@ -70,7 +73,7 @@ class LocalProcess(TaskHandle):
         self.task = task
         # The reader closes its descriptor, so it gets a duplicate: the file object closes the original.
         self._readers = [
-            OutputReader(os.dup(pipe.fileno()), task, console, to=name, tail=self.tail)
+            OutputReader(os.dup(pipe.fileno()), task, console, to=name, tail=self.tail, clock=self._clock)
             for name, pipe in (("stdout", self._popen.stdout), ("stderr", self._popen.stderr))
             if pipe is not None
         ]
@@ -149,7 +152,7 @@ class LocalProcess(TaskHandle):
         pid = self._popen.pid
         # Do not reap the process yet: until then, no other process group can get its id.
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        self.ended_at = time.monotonic()
+        self.ended_at = self._clock.now()
         with self._reap_lock:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)

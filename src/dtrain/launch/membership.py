@@ -6,8 +6,9 @@ counts only the places that are present, so it changes between attempts. This mo
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+
+from dtrain.clock import REAL, Clock
 
 _PATIENCE = 2  # consecutive failures before the first step, after which a place is given up
 
@@ -19,12 +20,10 @@ class Membership:
         fewest: the smallest number of workers that the job may run with; `most` if the job is not elastic.
         most: the number of places.
         rejoin: seconds until a given-up place is tried again; doubled each time it fails to start again.
-        clock: returns the time in seconds; tests replace it.
+        clock: on which these seconds pass.
     """
 
-    def __init__(
-        self, fewest: int, most: int, *, rejoin: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, fewest: int, most: int, *, rejoin: float, clock: Clock = REAL) -> None:
         self.fewest = fewest
         self.most = most
         self._rejoin = rejoin
@@ -66,7 +65,7 @@ class Membership:
         """Mark a place as absent; returns the seconds until it is tried again."""
         delay = self._delay.get(place, self._rejoin / 2) * 2
         self._delay[place] = delay
-        self._back_at[place] = self._clock() + delay
+        self._back_at[place] = self._clock.now() + delay
         self._in_vain[place] = 0
         return delay
 
@@ -76,7 +75,7 @@ class Membership:
 
     def readmit(self) -> list[int]:
         """Mark the absent places whose time has come as present; returns these places, sorted."""
-        now = self._clock()
+        now = self._clock.now()
         due = [place for place, at in self._back_at.items() if now >= at]
         for place in due:
             del self._back_at[place]

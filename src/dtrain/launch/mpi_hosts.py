@@ -14,10 +14,10 @@ import os
 import queue
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from dtrain.clock import Clock
 from dtrain.cluster import without_task
 from dtrain.errors import MPIError
 from dtrain.launch.hosts.messages import OutputLine, Started
@@ -65,7 +65,8 @@ class MPIHostsLauncher(SSHLauncher):
         """
         with super().assign(tasks, env) as assigned:
             agents = [self._places[each.topology.task] for each in assigned]
-            start = _MPIStartOnHosts(self._starter, {each: self._address(each) for each in agents}, self._env)
+            addresses = {each: self._address(each) for each in agents}
+            start = _MPIStartOnHosts(self._starter, addresses, self._env, self.session.clock)
             try:
                 ranks = start.ranks(agents)
                 yield [
@@ -89,8 +90,13 @@ class _MPIStartOnHosts:
     """
 
     def __init__(
-        self, starter: Starter, addresses: Mapping[RemoteAgent, str], env: Mapping[str, str]
+        self,
+        starter: Starter,
+        addresses: Mapping[RemoteAgent, str],
+        env: Mapping[str, str],
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self._starter = starter
         self._addresses = addresses
         self._set = env
@@ -105,10 +111,10 @@ class _MPIStartOnHosts:
         first = {address: agent for agent, address in reversed([*self._addresses.items()])}
         self._run(agents[0], self._starter.start_on(hosts, PLACEHOLDER))
         found: dict[int, dict[str, str]] = {}
-        deadline = time.monotonic() + PATIENCE
+        deadline = self._clock.deadline(PATIENCE)
         while len(found) < len(agents):
             try:
-                host, message = self._messages.get(timeout=max(0.0, deadline - time.monotonic()))
+                host, message = self._messages.get(timeout=deadline.left())
             except queue.Empty:
                 what = f"has started {len(found)} of {len(agents)} ranks in {PATIENCE:g} s"
                 raise self._failed(what) from None

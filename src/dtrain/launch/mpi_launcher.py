@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dtrain.cluster import mpi
@@ -78,7 +78,7 @@ class MPILauncher(LocalLauncher):
         prepared = self.environment(
             self._starter.environment(mpi.MPIStart().without({**env, "TMPDIR": str(folder)})), mark
         )
-        start = _PlaceholderStart(self._starter, size, prepared, folder, mark, self.session.say)
+        start = _PlaceholderStart(self._starter, size, prepared, folder, mark, self.session)
         try:
             yield [{**added, **rank} for rank in start.ranks()]
         finally:
@@ -106,11 +106,12 @@ class _PlaceholderStart:
         env: Mapping[str, str],
         folder: Path,
         mark: str,
-        say: Callable[[str], None],
+        session: Session,
     ) -> None:
         self._starter = starter
         self._size = size
-        self._say = say
+        self._clock = session.clock
+        self._say = session.say
         self._began = time.time()
         self._mark = mark
         self._env = env
@@ -138,7 +139,7 @@ class _PlaceholderStart:
     def ranks(self) -> list[dict[str, str]]:
         """The variables that the starter has added to each rank's environment, in rank order."""
         found: dict[int, dict[str, str]] = {}
-        deadline = time.monotonic() + PATIENCE
+        deadline = self._clock.deadline(PATIENCE)
         while len(found) < self._size:
             own = self._next_rank()
             if own is not None:
@@ -146,7 +147,7 @@ class _PlaceholderStart:
                 found[number] = variables
             elif self._process.poll() is not None:
                 raise self._failed(f"ended with exit status {self._process.returncode}")
-            elif time.monotonic() > deadline:
+            elif deadline.passed():
                 raise self._failed(f"has started {len(found)} of {self._size} ranks in {PATIENCE:g} s")
         return [found[number] for number in sorted(found)]
 

@@ -9,10 +9,10 @@ import collections
 import os
 import selectors
 import threading
-import time
 from collections.abc import Callable
 from typing import TextIO
 
+from dtrain.clock import REAL, Clock
 from dtrain.topology import Task
 from dtrain.upstream.noise import is_noise
 from dtrain.upstream.noise import wanted as noise_wanted
@@ -74,12 +74,21 @@ class OutputReader(threading.Thread):
         console: where the lines are written.
         to: the console's stream, `stdout` or `stderr`.
         tail: collects the finished lines; shared by the readers of one task.
+        clock: on which the 5 s pass.
     """
 
     def __init__(
-        self, pipe: int, task: Task, console: Console, *, to: str, tail: collections.deque[str]
+        self,
+        pipe: int,
+        task: Task,
+        console: Console,
+        *,
+        to: str,
+        tail: collections.deque[str],
+        clock: Clock = REAL,
     ) -> None:
         super().__init__(name=f"dtrain-output {task} {to}", daemon=True)
+        self._clock = clock
         self._pipe = pipe
         self._task = task
         self._console = console
@@ -114,10 +123,10 @@ class OutputReader(threading.Thread):
 
     def _feed(self, chunk: bytes) -> None:
         if not self._pending:
-            self._pending_since = time.monotonic()
+            self._pending_since = self._clock.now()
         *lines, self._pending = (self._pending + chunk).split(b"\n")
         if lines:
-            self._pending_since = time.monotonic()
+            self._pending_since = self._clock.now()
         for line in lines:
             self._finish_line(line)
         if len(self._pending) > _LINE_LIMIT:
@@ -137,7 +146,7 @@ class OutputReader(threading.Thread):
         self._console.write_task_line(self._task, line, to=self._to)
 
     def _refresh(self) -> None:
-        now = time.monotonic()
+        now = self._clock.now()
         if not self._pending or now - self._pending_since < _REFRESH:
             return
         self._pending_since = now

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
+from dtrain.clock import Clock
 from dtrain.launch.attempt import AttemptPolicy, JobRecord
 from dtrain.launch.environment import worker_tasks
 from dtrain.launch.launcher import Assignment, Launcher
@@ -43,16 +44,21 @@ class ParameterServerPolicy(AttemptPolicy):
       saves one, because saving needs the servers. The other tasks get SIGTERM when the chief has ended.
 
     Args:
-        spec, record, topologies: as for `AttemptPolicy`.
+        spec, record, topologies, clock: as for `AttemptPolicy`.
         budget: the restarts of the job.
     """
 
     takes_requests = True
 
     def __init__(
-        self, spec: JobSpec, record: JobRecord, topologies: Sequence[Topology], budget: Budget
+        self,
+        spec: JobSpec,
+        record: JobRecord,
+        topologies: Sequence[Topology],
+        clock: Clock,
+        budget: Budget,
     ) -> None:
-        super().__init__(spec, record, topologies)
+        super().__init__(spec, record, topologies, clock)
         self._budget = budget
 
     def on_start(self, task: Task, pid: int) -> str:
@@ -105,7 +111,7 @@ class ParameterServerJob(RestartedJob):
 
     def __init__(self, spec: JobSpec, launcher: Launcher) -> None:
         tasks = [Task("chief", 0), *worker_tasks(spec.workers), *(Task("ps", i) for i in range(spec.ps))]
-        self._budget = Budget(spec.restarts)
+        self._budget = Budget(spec.restarts, launcher.session.clock)
         super().__init__(spec, launcher, len(tasks), ServerRestartRules(self._budget))
         self._tasks = tasks
         self._assigned: Sequence[Assignment] = ()
@@ -121,8 +127,8 @@ class ParameterServerJob(RestartedJob):
         """One attempt; the tasks and their addresses are the same in all attempts."""
         topologies = [each.topology for each in self._assigned]
         # A launcher that cannot start one task again has no restarts for a single worker.
-        budget = self._budget if self.launcher.restarts_task else Budget(0)
-        attempt = ParameterServerPolicy(self.spec, self.record, topologies, budget)
+        budget = self._budget if self.launcher.restarts_task else Budget(0, self.session.clock)
+        attempt = ParameterServerPolicy(self.spec, self.record, topologies, self.session.clock, budget)
         yield attempt, [self.command(each, number) for each in self._assigned]
 
     def failure(

@@ -70,7 +70,7 @@ class Policy:
         """Receive a task's message."""
 
     def next_check(self) -> float | None:
-        """When to call `check` next, by `time.monotonic()`; None for never."""
+        """When to call `check` next, on the session's clock; None for never."""
         return None
 
     def check(self) -> Decision:

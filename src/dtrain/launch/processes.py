@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import queue
 import signal
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -75,9 +74,10 @@ class Job:
     ) -> None:
         self._commands = {spec.task: spec for spec in commands}
         self._policy = policy or Policy()
-        self._deadline = None if timeout is None else time.monotonic() + timeout
         self._launcher = launcher
         self._session = launcher.session
+        self._clock = self._session.clock
+        self._deadline = None if timeout is None else self._clock.now() + timeout
         self._spares = spares
         self._events = self._session.events
         self._children: dict[Task, TaskHandle] = {}
@@ -107,9 +107,9 @@ class Job:
         return self._children.get(task)
 
     def _pause(self, seconds: float) -> bool:
-        until = time.monotonic() + seconds
+        until = self._clock.now() + seconds
         while True:
-            left = until - time.monotonic()
+            left = until - self._clock.now()
             try:
                 # Also without a pause: a signal may have arrived since the last attempt.
                 event = self._events.get(timeout=left) if left > 0 else self._events.get_nowait()
@@ -188,15 +188,15 @@ class Job:
         task = decision.task or judged
         if decision.action in ("fail", "kill", "wait") and task is not None:
             if decision.after and decision.action != "wait":
-                self._failed = task, time.monotonic() + decision.after, decision
+                self._failed = task, self._clock.now() + decision.after, decision
             else:
                 self._fail(task, decision)
         elif decision.action == "finish":
             self._due.clear()
-            self._linger_until = time.monotonic() + decision.after
+            self._linger_until = self._clock.now() + decision.after
         elif decision.action == "restart" and task is not None:
             self._children[task].join_output(0.0)
-            self._due[task] = time.monotonic() + decision.after
+            self._due[task] = self._clock.now() + decision.after
         elif decision.action == "signal":
             for member, pid in decision.pids.items():
                 # The task has reported this id, so it may be wrong; `signal_member` rejects foreign ones.
@@ -207,7 +207,7 @@ class Job:
         self._outcome.reason = decision.reason
         self._waiting = decision.action == "wait"
         if self._waiting:
-            self._kill_at = time.monotonic() + decision.after
+            self._kill_at = self._clock.now() + decision.after
         else:
             self._stop(signal.SIGKILL if decision.action == "kill" else signal.SIGTERM)
 
@@ -224,7 +224,7 @@ class Job:
     def _on_signal(self, signum: int) -> None:
         if self._outcome.signal is None:
             self._outcome.signal = signum
-            self._signalled_at = time.monotonic()
+            self._signalled_at = self._clock.now()
             if self._waiting:
                 return  # the tasks are saving and ending by themselves; a signal could interrupt a save
             # Slurm's notice (SIGUSR1) and a closed output stream (SIGPIPE) also mean that the job should end.
@@ -238,16 +238,16 @@ class Job:
 
     def _is_same_notice(self, signum: int) -> bool:
         """Whether a scheduler has sent one notice to several processes or hosts of the job."""
-        return signum in NOTICES and time.monotonic() - self._signalled_at < _ONE_NOTICE
+        return signum in NOTICES and self._clock.now() - self._signalled_at < _ONE_NOTICE
 
     def _check(self) -> None:
         if self._kill_at is None and self._linger_until is None and self._failed is None:
             due = self._policy.next_check()
-            if due is not None and time.monotonic() >= due:
+            if due is not None and self._clock.now() >= due:
                 self._follow(None, self._policy.check())
 
     def _on_deadline(self) -> None:
-        now = time.monotonic()
+        now = self._clock.now()
         if self._kill_at is not None:
             if now >= self._kill_at:
                 self._stop(signal.SIGKILL)
@@ -273,7 +273,7 @@ class Job:
         for task in self._running(self._children if tasks is None else tasks):
             self._children[task].signal(signum)
         patience = 1.0 if signum == signal.SIGKILL else self._policy.grace()
-        self._kill_at = time.monotonic() + patience
+        self._kill_at = self._clock.now() + patience
 
     def _seconds_to_next_deadline(self) -> float | None:
         deadlines = [self._kill_at]
@@ -283,7 +283,7 @@ class Job:
             if self._linger_until is None and failing is None:
                 deadlines.append(self._policy.next_check())
         nearest = min((at for at in deadlines if at is not None), default=None)
-        return None if nearest is None else max(0.0, nearest - time.monotonic())
+        return None if nearest is None else max(0.0, nearest - self._clock.now())
 
     def _end(self) -> None:
         for child in self._children.values():

@@ -6,9 +6,9 @@ task that can no longer come counts as failed. This module only decides; `proces
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 
+from dtrain.clock import REAL, Clock
 from dtrain.launch.policy import GO_ON, Decision
 from dtrain.launch.reports import describe_exit
 from dtrain.launch.task_handle import TaskHandle
@@ -27,9 +27,11 @@ class RendezvousWatch:
     Args:
         hang_timeout: seconds that the others wait for a missing task before it counts as failed, at least
             `START_LIMIT`; None sets no limit.
+        clock: on which they wait.
     """
 
-    def __init__(self, hang_timeout: float | None = None) -> None:
+    def __init__(self, hang_timeout: float | None = None, clock: Clock = REAL) -> None:
+        self._clock = clock
         self._limit = None if hang_timeout is None else max(hang_timeout, START_LIMIT)
         self._waiting: dict[Task, float] = {}  # since when each task waits
         self._joined: set[Task] = set()
@@ -42,7 +44,7 @@ class RendezvousWatch:
             self._joined.add(message.task)
         elif isinstance(message, RendezvousNote):
             self._joined.discard(message.task)
-            self._waiting.setdefault(message.task, time.monotonic())
+            self._waiting.setdefault(message.task, self._clock.now())
 
     def started(self, task: Task) -> None:
         """A task was started, perhaps again: it has not joined the rendezvous yet."""
@@ -60,13 +62,13 @@ class RendezvousWatch:
         """When to call `check` next, on the clock; None while no task waits at the rendezvous."""
         if not self._waiting:
             return None
-        return time.monotonic() + _CHECK_INTERVAL
+        return self._clock.now() + _CHECK_INTERVAL
 
     def check(self, tasks: Iterable[Task], find: Callable[[Task], TaskHandle | None]) -> Decision:
         """Decide to kill the attempt if a missing task has ended, is stopped, or exceeds the time limit."""
         if not self._waiting:
             return GO_ON
-        waited = time.monotonic() - min(self._waiting.values())
+        waited = self._clock.now() - min(self._waiting.values())
         for task in self._ended - self._joined:
             reason = f"{describe_exit(0)} before it had met the other tasks, which wait for it"
             return Decision("kill", task=task, reason=reason)

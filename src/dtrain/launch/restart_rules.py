@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import collections
 import signal
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from dtrain.clock import REAL, Clock
 from dtrain.launch.reports import describe_exit
 from dtrain.topology import Task
 
@@ -31,10 +30,10 @@ class Budget:
 
     Args:
         limit: the largest number of restarts within an hour; 0 allows none.
-        clock: returns the time in seconds; tests replace it.
+        clock: on which the hour passes.
     """
 
-    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limit: int, clock: Clock = REAL) -> None:
         self.limit = limit
         self._clock = clock
         self._taken: collections.deque[float] = collections.deque()
@@ -46,7 +45,7 @@ class Budget:
             The seconds to wait before the restart: 1, doubled for each earlier restart of the last hour, at
             most 30; None if the budget is used up.
         """
-        now = self._clock()
+        now = self._clock.now()
         while self._taken and now - self._taken[0] > _HOUR:
             self._taken.popleft()
         if len(self._taken) >= self.limit:

@@ -52,7 +52,7 @@ class RestartedJob(ABC):
         self.spec = spec
         self.launcher = launcher
         self.session = launcher.session
-        self.record = JobRecord(Connections(tasks))
+        self.record = JobRecord(Connections(tasks, self.session.clock))
         self.rules = rules
         self.common = task_environment(None, spec.devices_per_worker, spec.env)
         self._name = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
+from dtrain.clock import REAL, Clock
 from dtrain.cluster import secret
 from dtrain.errors import ConfigurationError
 from dtrain.launch.output import Console
@@ -41,11 +42,12 @@ class Session:
         notices: signals to catch while the session is open, in addition to SIGINT, SIGTERM and SIGHUP.
         console: where lines are written, if not to these streams.
         shared_secret: the tasks' secret, if tasks of another session share it; by default a new one.
+        clock: the clock of all time limits of the job.
 
     Attributes:
         events: the queue of task exits, task messages and received signals.
         console: where lines are written.
-        takes_reports: as given.
+        takes_reports, clock: as given.
         signalled: the last signal that this process received while the session was open; 0 for none.
     """
 
@@ -58,7 +60,9 @@ class Session:
         notices: tuple[signal.Signals, ...] = (),
         console: Console | None = None,
         shared_secret: str | None = None,
+        clock: Clock = REAL,
     ) -> None:
+        self.clock = clock
         # SimpleQueue.put is reentrant, so a signal handler may call it.
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.console = console or Console(

@@ -5,7 +5,6 @@ This module decides when there are spares and how many; a launcher starts them.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 
 from dtrain.launch.launcher import Launcher, Spare
@@ -70,7 +69,7 @@ class Spares:
     def next_check(self) -> float | None:
         """The present time if `maintain` has work to do, else None."""
         useless = any(spare.handle.exit_code is not None for spare in self._spares)
-        return time.monotonic() if useless or self._is_short() else None
+        return self._launcher.session.clock.now() if useless or self._is_short() else None
 
     def maintain(self) -> None:
         """Remove dead spares, and start one if too few are ready."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dtrain.channel import RUN_AGAIN
+from dtrain.clock import Clock
 from dtrain.cluster import settings
 from dtrain.launch.attempt import SAVING_GRACE, AttemptPolicy, JobRecord
 from dtrain.launch.environment import worker_tasks
@@ -46,7 +46,7 @@ class SynchronousPolicy(AttemptPolicy):
     - No progress for too long: all tasks dump their stacks, and the stuck one counts as failed.
 
     Args:
-        spec, record, topologies: as for `AttemptPolicy`.
+        spec, record, topologies, clock: as for `AttemptPolicy`.
         places: the place of each worker, by its index.
         members: the present and absent places of the job.
         spares: the job's spare processes, started once every worker has completed a step.
@@ -58,6 +58,7 @@ class SynchronousPolicy(AttemptPolicy):
         spec: JobSpec,
         record: JobRecord,
         topologies: Sequence[Topology],
+        clock: Clock,
         places: Sequence[int],
         members: Membership,
         spares: Spares,
@@ -65,14 +66,15 @@ class SynchronousPolicy(AttemptPolicy):
         silent_failures: bool = False,
         slots: Callable[[], int | None] = lambda: None,
     ) -> None:
-        super().__init__(spec, record, topologies, spec.hang_timeout)
+        super().__init__(spec, record, topologies, clock, spec.hang_timeout)
+        self._clock = clock
         self.places = places
         self._members = members
-        self._watchdog = Watchdog(spec.hang_timeout, stopped=self._stopped)
+        self._watchdog = Watchdog(spec.hang_timeout, clock, self._stopped)
         self._spares = spares
         self._silent_failures = silent_failures
         self._slots = slots
-        self._began_at = time.monotonic()
+        self._began_at = self._clock.now()
         self._asked = False
         self._stuck: tuple[Task, float] | None = None
 
@@ -83,7 +85,7 @@ class SynchronousPolicy(AttemptPolicy):
         """
         if task in self.latest:
             return self.latest[task].done > 0
-        return not self.record.stepped and time.monotonic() - self._began_at >= _NO_NEWS
+        return not self.record.stepped and self._clock.now() - self._began_at >= _NO_NEWS
 
     def on_start(self, task: Task, pid: int) -> str:
         """A task was started; no line is shown."""
@@ -148,7 +150,7 @@ class SynchronousPolicy(AttemptPolicy):
 
     def check(self) -> Decision:
         """Look for a hung or slow task, start a spare, end the attempt if an absent worker may return."""
-        now = time.monotonic()
+        now = self._clock.now()
         if self._stuck is not None:
             reason = "was stuck, and was killed"
             return GO_ON if now < self._stuck[1] else Decision("kill", task=self._stuck[0], reason=reason)
@@ -208,10 +210,11 @@ class SynchronousJob(RestartedJob):
     """
 
     def __init__(self, spec: JobSpec, launcher: Launcher) -> None:
-        super().__init__(spec, launcher, spec.workers, RestartRules(Budget(spec.restarts)))
+        clock = launcher.session.clock
+        super().__init__(spec, launcher, spec.workers, RestartRules(Budget(spec.restarts, clock)))
         self.common["DTRAIN_WORKERS_MAX"] = str(spec.workers)
         self._members = Membership(
-            spec.min_workers or spec.workers, spec.workers, rejoin=settings.rejoin_seconds()
+            spec.min_workers or spec.workers, spec.workers, rejoin=settings.rejoin_seconds(), clock=clock
         )
         self.spares: Spares = Spares(spec.command, self.common, spec.spare_count, launcher)
 
@@ -241,6 +244,7 @@ class SynchronousJob(RestartedJob):
                 self.spec,
                 self.record,
                 [each.topology for each in assigned],
+                self.session.clock,
                 places,
                 self._members,
                 self.spares,

@@ -37,7 +37,7 @@ class TaskHandle(ABC):
         task: the task; None for a spare.
         pid: the task's process id on its machine; 0 if the launcher does not know it.
         exit_code: the exit code, negative for a death by signal; None while the task runs.
-        ended_at: when it ended, by `time.monotonic()`; 0 while it runs.
+        ended_at: when it ended, on the session's clock; 0 while it runs.
         tail: its last lines, standard output and standard error together.
     """
 

@@ -6,11 +6,11 @@ It names the task and the reason. `synchronous` decides what happens to the task
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from dtrain.clock import REAL, Clock
 from dtrain.task_messages import Progress
 from dtrain.topology import Task
 from dtrain.training_clock import in_words, is_slow, slow_line
@@ -87,7 +87,7 @@ class Watchdog:
 
     Args:
         hang_timeout: the limit in seconds, or None for the default.
-        clock: returns the time in seconds; tests replace it.
+        clock: on which these limits are.
         stopped: tells whether a task's process is stopped by a signal, given the process id that the task
             reported; None if nobody can tell.
     """
@@ -95,7 +95,7 @@ class Watchdog:
     def __init__(
         self,
         hang_timeout: float | None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = REAL,
         stopped: Callable[[Task, int], bool] | None = None,
     ) -> None:
         self._given = hang_timeout
@@ -114,7 +114,7 @@ class Watchdog:
         self._records.pop(task, None)
         if task in self._ended:
             self._ended.remove(task)
-        self._rest(self._clock())
+        self._rest(self._clock.now())
 
     def on_exit(self, task: Task) -> None:
         """A task has ended."""
@@ -123,7 +123,7 @@ class Watchdog:
 
     def on_progress(self, progress: Progress) -> None:
         """A task has reported its progress."""
-        now = self._clock()
+        now = self._clock.now()
         watching = self._watching()
         record = self._records.get(progress.task)
         if record is None or record.last.pid != progress.pid:
@@ -141,22 +141,24 @@ class Watchdog:
         if not self._watching():
             return None
         due = self._checked + _CHECK
-        deadline = self._moved + self._limit(self._clock())
+        deadline = self._moved + self._limit(self._clock.now())
         return due if self._judged else min(due, max(deadline, self._checked + 0.01))
 
     def check(self) -> Diagnosis | None:
         """The hung or slow task, if any. Each hang is reported once; a slow task once until it recovers."""
-        now = self._clock()
+        now = self._clock.now()
         if not self._watching():
             self._rest(now)
             return None
-        stood_still = now - self._checked > _NOT_LOOKED
+        unwatched = now - self._checked
         self._checked = now
-        if stood_still:
-            # The launcher itself was stopped, so missing reports mean nothing.
-            self._moved = now
+        if unwatched > _NOT_LOOKED:
+            # The launcher itself was stopped, so missing reports mean nothing. Only this time is left out: if the
+            # limits began anew, a launcher that is often stopped would never find a hang.
+            self._moved = min(now, self._moved + unwatched)
             for record in self._records.values():
-                record.heard = record.moved = now
+                record.heard = min(now, record.heard + unwatched)
+                record.moved = min(now, record.moved + unwatched)
         if not self._judged and now - self._moved >= self._limit(now):
             self._judged = True
             return self._hung(now)
