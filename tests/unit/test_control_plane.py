@@ -8,7 +8,6 @@ import os
 import random
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,7 @@ import zmq
 
 from dtrain.cluster.secret import Secret
 from dtrain.errors import ConfigurationError, PeerMismatchError, PortInUseError
-from dtrain.launch.hosts.control_plane import LOST, ControlClient, ControlServer, key_pair
+from dtrain.launch.hosts.control_plane import LEASE, LOST, ControlClient, ControlServer, key_pair
 from dtrain.launch.hosts.link import Link
 from dtrain.launch.hosts.messages import (
     LONGEST,
@@ -33,6 +32,7 @@ from dtrain.launch.hosts.messages import (
     parse,
 )
 from dtrain.launch.ports import reserve_ports
+from given_clock import GivenClock
 from processes import wait_until
 
 SECRET = Secret(b"the secret of this job", "a test")
@@ -106,7 +106,7 @@ def test_another_version_is_an_error_that_names_both() -> None:
 
 
 def test_a_link_that_loses_frames_delivers_all_messages_once_and_in_order() -> None:
-    draw, now = random.Random(2), [0.0]
+    draw, clock = random.Random(2), GivenClock()
     cut = False
     arrived: dict[str, list[bytes]] = {"a": [], "b": []}
     on_the_way: list[tuple[Link, str, bytes]] = []
@@ -114,11 +114,11 @@ def test_a_link_that_loses_frames_delivers_all_messages_once_and_in_order() -> N
     def write(to: str) -> Any:
         return lambda frame: on_the_way.append((links[to], to, frame)) if draw.random() > 0.02 else None
 
-    links = {"a": Link(write("b"), lambda: now[0]), "b": Link(write("a"), lambda: now[0])}
+    links = {"a": Link(write("b"), clock), "b": Link(write("a"), clock)}
     sent = [b"%d" % number for number in range(300)]
     for step in range(600):
         cut = 200 <= step < 300
-        now[0] += 0.3
+        clock.pass_by(0.3)
         if step < len(sent):
             links["a"].send(sent[step])
             links["b"].send(sent[step])
@@ -135,14 +135,14 @@ def test_a_link_that_loses_frames_delivers_all_messages_once_and_in_order() -> N
 
 
 def test_a_lease_is_counted_from_what_the_other_side_has_heard() -> None:
-    now = [10.0]
+    clock = GivenClock(10.0)
     frames: list[bytes] = []
-    one, other = Link(frames.append, lambda: now[0]), Link(frames.append, lambda: now[0])
+    one, other = Link(frames.append, clock), Link(frames.append, clock)
     one.tick()
-    now[0] = 15.0
+    clock.pass_by(5.0)
     list(other.receive(frames.pop()))
     other.tick()
-    now[0] = 20.0
+    clock.pass_by(5.0)
     list(one.receive(frames.pop()))
     assert (one.heard_at, one.lease_from) == (20.0, 10.0)
 
@@ -160,10 +160,10 @@ class Sides:
         self.clients: list[ControlClient] = []
 
     def client(
-        self, secret: Secret = SECRET, port: int | None = None
+        self, secret: Secret = SECRET, port: int | None = None, **options: Any
     ) -> tuple[ControlClient, list[HostMessage | PeerMismatchError]]:
         heard: list[HostMessage | PeerMismatchError] = []
-        client = ControlClient("127.0.0.1", port or self.server.port, secret, heard.append)
+        client = ControlClient("127.0.0.1", port or self.server.port, secret, heard.append, **options)
         client.start()
         self.clients.append(client)
         return client, heard
@@ -172,11 +172,11 @@ class Sides:
         """A client and the server hear each other."""
         before = len(self.heard)
         client.send(Exited(before, 0, 0.0))
-        wait_until(lambda: len(self.heard) > before, 10)
+        wait_until(lambda: len(self.heard) > before)
         peer, message = self.heard[-1]
         assert message == Exited(before, 0, 0.0)
         self.server.send(peer, End(before))
-        wait_until(lambda: End(before) in heard, 10)
+        wait_until(lambda: End(before) in heard)
 
 
 @pytest.fixture
@@ -211,24 +211,66 @@ def test_the_wait_for_the_server_does_not_use_up_the_lease() -> None:
     with reserve_ports(1) as (port,):
         pass
     left: list[float] = []
-    client = ControlClient("127.0.0.1", port, SECRET, lambda message: left.append(client.lease_left(1.0)))
+    clock = GivenClock()
+    client = ControlClient("127.0.0.1", port, SECRET, lambda _: left.append(client.lease_left()), clock)
     client.start()
     client.send(Exited(1, 0, 0.0))
-    time.sleep(1.2)
+    clock.pass_by(LEASE + 1)
+    assert client.lease_left() < 0
     server = ControlServer("127.0.0.1", port, SECRET, lambda peer, _: server.send(peer, End(0)), print)
     server.start()
     try:
-        wait_until(lambda: bool(left), 10)
+        wait_until(lambda: bool(left))
+        assert client.lease_left() == LEASE
+        clock.pass_by(LEASE - 1)
     finally:
         client.close()
         server.close()
-    assert left[0] > 0
+    assert left == [LEASE]
+
+
+def test_the_lease_ends_without_confirmed_beats_and_is_renewed_by_them() -> None:
+    clock = GivenClock()
+    with closing(Sides()) as sides:
+        client, heard = sides.client(clock=clock)
+        sides.meets(client, heard)
+        for _ in range(3):
+            clock.pass_by(LEASE - 1)
+            wait_until(lambda: client.lease_left() == LEASE)  # this beat was confirmed
+        sides.server.close()
+        clock.pass_by(LEASE - 1)
+        assert client.lease_left() == 1.0
+        clock.pass_by(1.0)
+        assert client.lease_left() == 0.0
+
+
+def test_who_closes_waits_three_seconds_for_what_it_has_sent() -> None:
+    with reserve_ports(1) as (port,):
+        pass
+    clock = GivenClock()
+    client = ControlClient("127.0.0.1", port, SECRET, print, clock)
+    client.start()
+    client.send(Exited(1, 0, 0.0))  # nobody ever receives it
+    threading.Thread(target=client.close, daemon=True).start()
+    wait_until(lambda: client._closing is not None)
+    clock.pass_by(2.9)
+    assert not client._over()
+    clock.pass_by(0.2)
+    client.join()
+
+
+def test_a_server_calls_on_idle_about_once_a_second() -> None:
+    clock, called = GivenClock(), threading.Semaphore(0)
+    with closing(Sides(on_idle=called.release, clock=clock)):
+        for _ in range(2):
+            clock.pass_by(1.0)
+            called.acquire()
 
 
 def test_an_agent_of_another_version_is_refused(sides: Sides) -> None:
     client, heard = sides.client()
     client._outbox.append((b"", of_another_version(End(0))))
-    wait_until(lambda: bool(heard), 10)
+    wait_until(lambda: bool(heard))
     assert isinstance(heard[0], Refused) and f"version {VERSION + 7}" in heard[0].reason
     assert not sides.heard
 
@@ -236,7 +278,7 @@ def test_an_agent_of_another_version_is_refused(sides: Sides) -> None:
 def test_another_secret_opens_nothing(sides: Sides) -> None:
     intruder, heard = sides.client(Secret(b"the secret of another job", "a test"))
     intruder.send(End(0))
-    wait_until(lambda: intruder.unproved > 1 and sides.server.unauthenticated > 1, 20)
+    wait_until(lambda: intruder.unproved > 1 and sides.server.unauthenticated > 1)
     assert not intruder.proved and not heard and not sides.heard
     sides.meets(*sides.client())
 
@@ -251,8 +293,10 @@ def test_the_servers_public_key_alone_opens_nothing(sides: Sides) -> None:
                 sock.curve_publickey, sock.curve_secretkey = zmq.curve_keypair()
                 sock.curve_serverkey = key_pair(SECRET, "server")[0]
             sock.connect(f"tcp://127.0.0.1:{sides.server.port}")
+            before = sides.server.unauthenticated
             sock.send(encode(End(0)))
-            assert not sock.poll(500)
+            wait_until(lambda before=before: sides.server.unauthenticated > before)
+            assert not sock.poll(0)
             sock.close()
     assert not sides.heard
     sides.meets(*sides.client())
@@ -301,9 +345,8 @@ def test_what_was_recorded_opens_nothing_again(sides: Sides) -> None:
         client.close()
     count = len(sides.heard)
     for end in (len(recorded), len(recorded) // 2):
-        with socket.create_connection(("127.0.0.1", sides.server.port), 5) as sock:
+        with socket.create_connection(("127.0.0.1", sides.server.port)) as sock:
             sock.sendall(recorded[:end])
-            sock.settimeout(0.3)
             with contextlib.suppress(OSError):
                 while sock.recv(4096):
                     pass
@@ -336,27 +379,27 @@ def test_an_oversized_or_malformed_message_of_a_member_is_dropped(
     monkeypatch.setattr(client, "_on_event", lambda event, value: events.append(event))
     client._outbox.append((b"", b"x" * (3 * LONGEST)))
     client.send(End(7))
-    wait_until(lambda: zmq.EVENT_DISCONNECTED in events, 10)  # the server does not read it
+    wait_until(lambda: zmq.EVENT_DISCONNECTED in events)  # the server does not read it
     sides.meets(*sides.client())
     assert len(sides.heard) == 3
 
 
 def test_a_silent_member_is_lost() -> None:
-    now = [0.0]
-    with closing(Sides(clock=lambda: now[0])) as sides:
+    clock = GivenClock()
+    with closing(Sides(clock=clock)) as sides:
         client, heard = sides.client()
         sides.meets(client, heard)
         peer = sides.heard[0][0]
         link = sides.server._links[peer]
         for _ in range(2):
-            now[0] += LOST - 1
-            wait_until(lambda: link.heard_at == now[0], 10)
+            clock.pass_by(LOST - 1)
+            wait_until(lambda: link.heard_at == clock.now())
         client.close()
-        now[0] += LOST - 1
+        clock.pass_by(LOST - 1)
         sides.meets(*sides.client())
         assert not sides.lost
-        now[0] = link.heard_at + LOST + 1  # its last frame may have been read after it was closed
-        wait_until(lambda: peer in sides.lost, 10)
+        clock.at = link.heard_at + LOST + 1  # its last frame may have been read after it was closed
+        wait_until(lambda: peer in sides.lost)
 
 
 def test_who_waits_with_a_message_neither_loses_members_nor_messages() -> None:
@@ -365,7 +408,7 @@ def test_who_waits_with_a_message_neither_loses_members_nor_messages() -> None:
     go_on = threading.Event()
 
     def receive(peer: bytes, message: HostMessage) -> None:
-        go_on.wait(60)
+        go_on.wait()
         assert isinstance(message, Exited)
         heard.append(message.id)
 
@@ -377,13 +420,13 @@ def test_who_waits_with_a_message_neither_loses_members_nor_messages() -> None:
     try:
         for number in range(1300):  # more than the server accepts meanwhile
             client.send(Exited(number, 0, 0.0))
-        wait_until(lambda: server._arrived.qsize() >= 1024, 10)
+        wait_until(lambda: server._arrived.qsize() >= 1024)
         (link,) = server._links.values()
         before = link.heard_at, client._own.lease_from
-        wait_until(lambda: link.heard_at > before[0] and client._own.lease_from > before[1], 10)
+        wait_until(lambda: link.heard_at > before[0] and client._own.lease_from > before[1])
         assert not heard and client._own.unacknowledged
         go_on.set()
-        wait_until(lambda: len(heard) == 1300, 20)
+        wait_until(lambda: len(heard) == 1300)
     finally:
         go_on.set()
         client.close()

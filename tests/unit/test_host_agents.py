@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,16 +21,29 @@ from dtrain.cluster.secret import write_secret
 from dtrain.errors import ConfigurationError, PeerMismatchError, PeerMissingError
 from dtrain.launch.hosts.agent import Agent, Inbox, hello
 from dtrain.launch.hosts.connection import PipeConnection
-from dtrain.launch.hosts.control_plane import ControlServer
-from dtrain.launch.hosts.messages import End, Hello, HostMessage, Invite, Refused, Signalled, Welcome
-from dtrain.launch.hosts.nodes import NodesLauncher, join_nodes, nodes_secret
+from dtrain.launch.hosts.control_plane import LEASE, LOST, ControlClient, ControlServer
+from dtrain.launch.hosts.messages import (
+    End,
+    Exited,
+    Hello,
+    HostMessage,
+    Invite,
+    Refused,
+    Signalled,
+    Welcome,
+    encode,
+)
+from dtrain.launch.hosts.nodes import NodesLauncher, _CoordinatorWatch, join_nodes, nodes_secret
 from dtrain.launch.hosts.remote import RemoteAgent
 from dtrain.launch.hosts.ssh import SSHLauncher
+from dtrain.launch.ports import reserve_ports
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec, Nodes, SSHHosts
 from dtrain.launch.task_handle import TaskCommand
 from dtrain.task_messages import RemoveNote
 from dtrain.topology import Task
+from given_clock import GivenClock
+from processes import wait_until
 
 
 class Connection:
@@ -56,9 +71,18 @@ def test_a_task_that_is_started_on_a_lost_agent_has_ended() -> None:
     agent, _ = a_node(session)
     agent.lose()
     task = agent.start(TaskCommand(Task("worker", 1), ["python"], {}), {})
-    assert session.events.get(timeout=1) is task
+    assert session.events.get_nowait() is task
     assert task.exit_code == -signal.SIGKILL
     assert agent.answer(task.id) is None
+
+
+def test_a_task_has_ended_as_long_ago_as_its_agent_says() -> None:
+    clock = GivenClock(1000.0)
+    session = Session(clock=clock)
+    agent, _ = a_node(session)
+    task = agent.start(TaskCommand(Task("worker", 1), ["python"], {}), {})
+    agent.receive(Exited(task.id, 0, 2.5))
+    assert session.events.get_nowait() is task and task.ended_at == 997.5
 
 
 @pytest.mark.parametrize("status", [0, 1])
@@ -138,13 +162,11 @@ def elastic() -> Iterator[tuple[NodesLauncher, Server]]:
     """The coordinator of 2 or 3 nodes with 2 workers each; node 0 is there."""
     nodes = Nodes(rendezvous="localhost:4000", rank=0, fewest=2, most=3, per_node=2)
     spec = JobSpec(command=["python"], workers=6, min_workers=4, launcher="nodes", nodes=nodes)
-    launcher, server = NodesLauncher(Session(), spec), Server()
+    launcher, server = NodesLauncher(Session(clock=GivenClock()), spec), Server()
     launcher._server = server  # type: ignore[assignment]
     with launcher.session.opened():
         launcher._register(print, hello(0, "a", 2, "", ""))
         yield launcher, server
-    for timer in launcher._late:
-        timer.cancel()
 
 
 def join(launcher: NodesLauncher, node: int, peer: bytes = b"") -> None:
@@ -182,6 +204,71 @@ def test_a_job_starts_with_all_nodes_or_with_the_fewest_when_the_time_is_over(
     assert launcher._missing(0.0) is None
 
 
+class RunningClock(GivenClock):
+    """A clock on which 30 s pass each time that somebody reads it."""
+
+    def now(self) -> float:
+        self.pass_by(30.0)
+        return self.at
+
+
+def test_a_coordinator_does_not_wait_longer_than_the_time_to_join() -> None:
+    nodes = Nodes(rendezvous="localhost:4000", rank=0, fewest=2, most=2, per_node=2)
+    spec = JobSpec(command=["python"], workers=4, launcher="nodes", nodes=nodes)
+    launcher = NodesLauncher(Session(clock=RunningClock()), spec)
+    with pytest.raises(PeerMissingError, match=r"0 of 2 nodes have joined at localhost:4000 in 60 s"):
+        launcher._wait_for_agents()
+
+
+def test_a_node_does_not_wait_longer_than_the_time_to_join() -> None:
+    with reserve_ports(1) as (port,):
+        pass
+    nodes = Nodes(rendezvous=f"127.0.0.1:{port}", rank=1, fewest=2, most=2, per_node=2)
+    with pytest.raises(PeerMissingError, match=r"Node 1 has waited 55 s for the coordinator"):
+        join_nodes(nodes, [sys.executable, "train.py"], RunningClock())
+
+
+def test_a_coordinator_whose_port_refuses_connections_for_three_seconds_has_ended() -> None:
+    clock = GivenClock()
+    with reserve_ports(1) as (port,):
+        pass
+    nodes = Nodes(rendezvous="127.0.0.1:1", rank=1, fewest=2, most=2, per_node=2)
+    client = ControlClient("127.0.0.1", port, nodes_secret(nodes), print, clock)
+    client.start()
+    try:
+        watch = _CoordinatorWatch("127.0.0.1", port, client, clock)
+        assert not watch.cut_off()
+        clock.pass_by(2.9)
+        assert not watch.cut_off()
+        with socket.create_server(("127.0.0.1", port)):  # it answers again, so the time begins anew
+            clock.pass_by(0.5)
+            assert not watch.cut_off()
+        for _ in range(6):
+            clock.pass_by(0.5)
+            assert not watch.cut_off()
+        clock.pass_by(0.5)
+        assert watch.cut_off() and watch.gone
+    finally:
+        client.close()
+
+
+def test_a_node_is_cut_off_when_its_lease_is_over() -> None:
+    clock = GivenClock()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        nodes = Nodes(rendezvous="127.0.0.1:1", rank=1, fewest=2, most=2, per_node=2)
+        port = silent.getsockname()[1]
+        client = ControlClient("127.0.0.1", port, nodes_secret(nodes), print, clock)
+        client.start()
+        try:
+            watch = _CoordinatorWatch("127.0.0.1", port, client, clock)
+            clock.pass_by(LEASE - 1)
+            assert not watch.cut_off()
+            clock.pass_by(1.0)
+            assert watch.cut_off() and not watch.gone
+        finally:
+            client.close()
+
+
 def test_a_node_whose_rank_is_taken_waits_until_the_other_is_gone(
     elastic: tuple[NodesLauncher, Server],
 ) -> None:
@@ -197,8 +284,13 @@ def test_a_node_whose_rank_stays_taken_is_refused(elastic: tuple[NodesLauncher, 
     launcher, server = elastic
     join(launcher, 1)
     join(launcher, 1, b"other")
-    timer = launcher._late[0]
-    timer.function(*timer.args)
+    clock = launcher.session.clock
+    assert isinstance(clock, GivenClock)
+    clock.pass_by(LOST)
+    launcher._refuse_late()
+    assert b"other" not in server.sent
+    clock.pass_by(1.0)
+    launcher._refuse_late()
     (refused,) = server.sent[b"other"]
     assert isinstance(refused, Refused) and "Node 1 has joined already" in refused.reason
     assert not launcher._waiting
@@ -272,6 +364,27 @@ def test_a_job_by_ssh_needs_all_hosts_if_none_is_spare() -> None:
     assert str(launcher._failure) == "b: no script"
 
 
+def test_a_pipe_that_is_silent_for_too_long_is_given_up() -> None:
+    clock, heard, ended = GivenClock(), list[HostMessage | PeerMismatchError](), threading.Event()
+    ours, theirs = os.pipe(), os.pipe()
+    connection = PipeConnection(theirs[0], ours[1], heard.append, ended.set, LEASE, clock)
+    os.write(theirs[1], b"a line of the remote shell\n")
+    clock.pass_by(10 * LEASE)  # before the first message there is no limit
+    os.write(theirs[1], encode(End(0)) + b"\n")
+    wait_until(lambda: heard == [End(0)])
+    for beat in range(3):
+        clock.pass_by(LEASE - 1)
+        os.write(theirs[1], b"\n" if beat < 2 else encode(End(1)) + b"\n")
+        wait_until(lambda: not select.select([theirs[0]], [], [], 0)[0])
+    wait_until(lambda: End(1) in heard)
+    assert not ended.is_set()
+    while not ended.wait(0.05):
+        clock.pass_by(LEASE)
+    connection.close()
+    os.close(ours[0])
+    os.close(theirs[1])
+
+
 def answers_to_invite(folder: Path, **options: Any) -> list[HostMessage]:
     """What an agent of two workers answers to an invitation, until it is welcomed."""
     heard: list[HostMessage] = []
@@ -289,9 +402,9 @@ def answers_to_invite(folder: Path, **options: Any) -> list[HostMessage]:
             os.close(descriptor)
         connection = PipeConnection(theirs[0], ours[1], receive, received.set, 60.0)
         connection.send(Invite(1, "b", 2, str(folder), {}, None, **options))
-        assert received.wait(60)
+        received.wait()
         connection.close()
-        agent.wait(30)
+        agent.wait()
     return heard
 
 

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,23 +19,31 @@ from dtrain.cluster.peers import Peers
 from dtrain.cluster.rendezvous_lines import Connection
 from dtrain.errors import AuthenticationError, PeerMissingError
 from dtrain.topology import Topology
+from given_clock import GivenClock
+from processes import wait_until
 from refusals import refused
 
-SECONDS = 20.0
+SECONDS = 120.0
 KEY = b"of the connection"
 
 
 class Job:
-    """Several connected workers in this process, each used by a thread of its own."""
+    """Several connected workers in this process, each used by a thread of its own, on one given clock."""
 
     def __init__(self, size: int, key: bytes = KEY) -> None:
+        self.clock = GivenClock()
         pairs = {worker: socket.socketpair() for worker in range(1, size)}
         ends = {worker: Connection(pair[0], key) for worker, pair in pairs.items()}
-        self.workers = [Peers(0, size, ends)]
-        self.workers += [Peers(worker, size, {0: Connection(pair[1], key)}) for worker, pair in pairs.items()]
+        self.workers = [Peers(0, size, ends, clock=self.clock)]
+        for worker, pair in pairs.items():
+            self.workers.append(Peers(worker, size, {0: Connection(pair[1], key)}, clock=self.clock))
 
     def run(self, work: Callable[[Peers], Any], *who: int) -> list[Any]:
         """What each worker (by default, all) gets of its work; an exception where it raised one."""
+        return self.start(work, *who)()
+
+    def start(self, work: Callable[[Peers], Any], *who: int) -> Callable[[], list[Any]]:
+        """As `run`, but returns at once; the returned function waits."""
         numbers = who or range(len(self.workers))
         results: dict[int, Any] = {}
 
@@ -49,10 +56,21 @@ class Job:
         threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in numbers]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join(SECONDS)
-        assert not any(thread.is_alive() for thread in threads), "a worker waits for ever"
-        return [results[number] for number in numbers]
+
+        def wait() -> list[Any]:
+            for thread in threads:
+                thread.join(SECONDS)
+            assert not any(thread.is_alive() for thread in threads), "a worker waits for ever"
+            return [results[number] for number in numbers]
+
+        return wait
+
+    def wait_for(self, number: int, *workers: int) -> None:
+        """Waits until these workers wait for the values of a round, and the first worker has their values."""
+        for worker in workers:
+            wait_until(lambda worker=worker: self.workers[worker]._round > number)
+        first = self.workers[0]
+        wait_until(lambda: bool(first._lost) or set(workers) <= first._values.get(number, {}).keys())
 
 
 @pytest.fixture
@@ -100,28 +118,37 @@ def test_a_note_is_there_before_the_next_value(job: Callable[..., Job]) -> None:
 def test_one_that_does_not_come_in_time_is_named(job: Callable[..., Job], waits: int, late: int) -> None:
     here = job(3)
     third = 3 - waits - late
-    there = threading.Thread(target=here.workers[third].all_gather, args=(b"",), daemon=True)
-    there.start()
-    time.sleep(0.2)
-    begun = time.monotonic()
-    with refused(PeerMissingError, f"Worker {late} did not reach this point within 0.5 s"):
-        here.workers[waits].all_gather(b"", timeout=0.5)
-    assert 0.4 < time.monotonic() - begun < 2
+    there = here.start(lambda worker: worker.all_gather(b""), third)
+    waiting = here.start(lambda worker: worker.all_gather(b"", timeout=600.0), waits)
+    here.wait_for(0, waits, third)
+    here.clock.pass_by(600.0)
+    (error,) = waiting()
+    assert isinstance(error, PeerMissingError)
+    assert f"Worker {late} did not reach this point within 600 s" in error.message
     here.workers[late].all_gather(b"")  # the value of the one that has given up is there
-    there.join(SECONDS)
+    there()
     assert not here.workers[waits]._complete  # what nobody waits for is not kept
     assert here.run(lambda worker: worker.all_gather(b"%d" % worker.rank)) == [[b"0", b"1", b"2"]] * 3
+
+
+def test_who_waits_with_a_limit_waits_until_it_is_over(job: Callable[..., Job]) -> None:
+    here = job(2)
+    waiting = here.start(lambda worker: worker.all_gather(b"", timeout=600.0), 0)
+    here.wait_for(0, 0)
+    here.clock.pass_by(599.0)
+    assert here.run(lambda worker: worker.all_gather(b""), 1) == waiting() == [[b"", b""]]
 
 
 @pytest.mark.parametrize("lost", [0, 2])
 def test_one_that_is_gone_ends_the_wait_of_all_at_once(job: Callable[..., Job], lost: int) -> None:
     here = job(3)
     here.run(lambda worker: worker.all_gather(b""))
-    threading.Timer(0.3, here.workers[lost].close).start()
-    begun = time.monotonic()
-    for error in here.run(lambda worker: worker.all_gather(b""), *({0, 1, 2} - {lost})):
+    others = {0, 1, 2} - {lost}
+    waiting = here.start(lambda worker: worker.all_gather(b""), *others)
+    here.wait_for(1, *others)
+    here.workers[lost].close()
+    for error in waiting():  # the clock stands still: they wait for no limit
         assert isinstance(error, PeerMissingError) and f"lost worker {lost} (" in error.message
-    assert time.monotonic() - begun < 2
 
 
 def test_one_that_has_ended_after_the_last_value_is_no_loss(job: Callable[..., Job]) -> None:
@@ -140,42 +167,61 @@ def test_one_that_has_ended_after_the_last_value_is_no_loss(job: Callable[..., J
 
 
 def test_no_worker_leaves_before_the_last_one(job: Callable[..., Job]) -> None:
-    ended = threading.Event()
+    here = job(3)
+    ended, left = threading.Event(), threading.Event()
 
     def work(worker: Peers) -> bool:
         worker.all_gather(b"")
         if worker.rank == 1:
-            time.sleep(0.5)
+            here.wait_for(peers._LAST_ROUND, 0, 2)
+            assert not left.wait(0.05)
             ended.set()
         worker.leave()
+        left.set()
         return ended.is_set()
 
-    assert job(3).run(work) == [True] * 3
+    assert here.run(work) == [True] * 3
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_leaves_waits_five_seconds_for_the_others(job: Callable[..., Job], rank: int) -> None:
+    here = job(2)
+    leaving = here.start(Peers.leave, rank)
+    here.wait_for(peers._LAST_ROUND, rank)
+    here.clock.pass_by(5.0)
+    assert leaving() == [None]
 
 
 @pytest.mark.parametrize("lost", [0, 2])
 def test_a_worker_leaves_without_one_that_is_lost(job: Callable[..., Job], lost: int) -> None:
     here = job(3)
-    begun = time.monotonic()
-    threading.Timer(0.3, here.workers[lost].close).start()
-    here.run(Peers.leave, *({0, 1, 2} - {lost}))
-    assert 0.2 < time.monotonic() - begun < 3
+    others = {0, 1, 2} - {lost}
+    leaving = here.start(Peers.leave, *others)
+    here.wait_for(peers._LAST_ROUND, *others)
+    here.workers[lost].close()
+    assert leaving() == [None] * 2  # the clock stands still: they wait for no limit
 
 
 def test_a_worker_that_leaves_is_not_taken_for_one_at_a_barrier(job: Callable[..., Job]) -> None:
-    def work(worker: Peers) -> list[bytes] | None:
-        return worker.leave() if worker.rank else worker.all_gather(b"", timeout=1.0)
+    here = job(2)
+    waiting = here.start(lambda worker: worker.all_gather(b"", timeout=5.0), 0)
+    leaving = here.start(Peers.leave, 1)
+    here.wait_for(0, 0)
+    here.wait_for(peers._LAST_ROUND, 1)
+    here.clock.pass_by(5.0)
+    (error,) = waiting()
+    assert isinstance(error, PeerMissingError) and leaving() == [None]
 
-    first, second = job(2).run(work)
-    assert isinstance(first, PeerMissingError) and second is None
 
-
-def test_a_loss_ends_a_wait_elsewhere(job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "_GRACE", 0.2)
+def test_a_loss_ends_a_wait_elsewhere(job: Callable[..., Job]) -> None:
     here = job(3)
     here.run(lambda worker: worker.all_gather(b""))
     here.workers[2].close()
-    time.sleep(0.6)
+    wait_until(lambda: all(worker._lost for worker in here.workers[:2]))
+    here.clock.pass_by(4.9)
+    for worker in here.workers[:2]:
+        worker.check()
+    here.clock.pass_by(0.2)
     for worker in here.workers[:2]:
         with refused(PeerMissingError, "lost worker 2 (it ended its program, or was killed)", "max-restarts"):
             worker.check()
@@ -206,7 +252,7 @@ def test_a_frame_that_the_worker_has_not_sent_is_never_used(job: Callable[..., J
     far.sendall(hello + frame)
     problem = "its size is impossible" if place == "size" else "not signed by it"
     with refused(AuthenticationError, "Worker 1 was disconnected", problem, "docs/security.md"):
-        first.all_gather(b"mine", timeout=5)
+        first.all_gather(b"mine")
     first.close()
     for sock in (far, recorder, read):
         sock.close()
@@ -221,7 +267,7 @@ def test_a_frame_that_cannot_be_read_ends_the_wait(kind: int, body: bytes) -> No
     worker = Peers(1, 2, {0: Connection(near, b"")})
     PeerLink(1, Connection(far, b""), first=True).send(kind, 0, body)
     with refused(AuthenticationError, "Worker 0 was disconnected", "cannot be read"):
-        worker.all_gather(b"", timeout=5)
+        worker.all_gather(b"")
     worker.close()
     far.close()
 
@@ -234,7 +280,7 @@ def test_a_thread_that_fails_ends_the_wait(job: Callable[..., Job], monkeypatch:
     here = job(2)
     here.run(lambda worker: worker.all_gather(b""))
     monkeypatch.setattr(here.workers[1], "_receive", fail)
-    for error in here.run(lambda worker: worker.all_gather(b"", timeout=5)):
+    for error in here.run(lambda worker: worker.all_gather(b"")):
         if isinstance(error, Exception):
             assert "this worker's own connections failed: RuntimeError('a mistake in here')" in str(error)
             break
@@ -248,27 +294,54 @@ def test_several_losses_at_once_are_sent_to_the_others() -> None:
     first = Peers(0, 5, {worker: Connection(near, b"") for worker, (near, _) in pairs.items()})
     for _, far in pairs.values():
         PeerLink(0, Connection(far, b""), first=False).send(peers._HELLO)
-    deadline = time.monotonic() + SECONDS
-    while not all(link.open for link in first._links.values()) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: all(link.open for link in first._links.values()))
     with first._changed:
         for _, far in pairs.values():
             far.close()
         first._lose(1, "a test")
     with refused(PeerMissingError, "worker 1 (a test)", "worker 2", "worker 3", "worker 4"):
-        first.all_gather(b"", timeout=5)
+        first.all_gather(b"")
     first.close()
 
 
-def test_who_is_lost_is_named_and_not_the_first_worker_that_does_not_answer() -> None:
+def waits_for_an_answer() -> tuple[GivenClock, PeerLink, Callable[[], Any]]:
+    """Worker 1, whose time for a round is over, asks the first worker, a bare link, who is missing."""
     near, far = socket.socketpair()
-    worker = Peers(1, 3, {0: Connection(near, b"")})
+    clock = GivenClock()
+    worker = Peers(1, 3, {0: Connection(near, b"")}, clock=clock)
     first = PeerLink(1, Connection(far, b""), first=True)
-    threading.Timer(1.0, first.send, (peers._LOST, 2, b"a test")).start()
-    with refused(PeerMissingError, "lost worker 2 (a test)"):
-        worker.all_gather(b"", timeout=0.3)
-    worker.close()
-    far.close()
+    found: list[BaseException] = []
+
+    def work() -> None:
+        with pytest.raises(PeerMissingError) as caught:
+            worker.all_gather(b"", timeout=0.3)
+        found.append(caught.value)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    wait_until(lambda: worker._round == 1)
+    clock.pass_by(0.3)
+    wait_until(lambda: peers._MISSING in frames(first))
+
+    def end() -> Any:
+        thread.join(SECONDS)
+        worker.close()
+        first.close()
+        return found[0]
+
+    return clock, first, end
+
+
+def test_who_is_lost_is_named_and_not_the_first_worker_that_does_not_answer() -> None:
+    _, first, end = waits_for_an_answer()
+    first.send(peers._LOST, 2, b"a test")
+    assert "lost worker 2 (a test)" in end().message
+
+
+def test_the_first_worker_is_named_if_it_does_not_say_who_is_missing() -> None:
+    clock, _, end = waits_for_an_answer()
+    clock.pass_by(2.0)
+    assert "Worker 0 did not reach this point within 0.3 s" in end().message
 
 
 def test_a_large_value_is_in_memory_once_for_all_workers() -> None:
@@ -281,7 +354,7 @@ def test_a_large_value_is_in_memory_once_for_all_workers() -> None:
             link = PeerLink(0, Connection(far, KEY), first=False)
             link.send(peers._HELLO)
             link.send(peers._VALUE)
-        assert first.all_gather(value, timeout=SECONDS)[0] is value
+        assert first.all_gather(value)[0] is value
         assert tracemalloc.get_traced_memory()[1] < 2 * len(value)
     finally:
         tracemalloc.stop()
@@ -295,7 +368,7 @@ def test_another_job_closes_the_connections_of_the_one_before(monkeypatch: pytes
     ends = iter(pairs)
     monkeypatch.setattr(peers, "_current", None)
     monkeypatch.setattr(
-        peers, "run_rendezvous", lambda topology, timeout: {1: Connection(next(ends)[0], b"")}
+        peers, "run_rendezvous", lambda topology, timeout, clock: {1: Connection(next(ends)[0], b"")}
     )
     jobs = [Topology({"worker": (f"127.0.0.1:{port}", "127.0.0.1:9")}, "worker", 0) for port in (1, 2)]
     first = peers.connect(jobs[0])
@@ -316,36 +389,45 @@ def test_the_system_watches_over_the_link() -> None:
     assert near.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     assert near.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
     link.close()
-    assert peers._SILENT >= 300
 
 
-def silent_worker(pid: int, machine: str | None = None) -> tuple[Peers, socket.socket]:
-    """A first worker whose only peer has said which process it is, and says nothing more."""
-    near, far = socket.socketpair()
-    hello = f"{peer_link._machine() if machine is None else machine} {pid}".encode()
-    first = Peers(0, 2, {1: Connection(near, b"")})
-    PeerLink(0, Connection(far, b""), first=False).send(0, 0, hello)
-    return first, far
+def frames(link: PeerLink) -> list[int]:
+    """The kinds of the frames that have come."""
+    return [kind for kind, *_ in link.receive()]
 
 
 @pytest.mark.parametrize("fate", ["stopped", "busy", "elsewhere"])
-def test_who_is_silent_for_long(fate: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stopped process of this machine is lost; a busy one is not; of another machine, nobody knows."""
-    for name, value in (("_CHECK_INTERVAL", 0.1), ("_STOPPED", 0.5), ("_SILENT", 1.2)):
-        monkeypatch.setattr(peers, name, value)
-    with subprocess.Popen(["sleep", "60"]) as process:
-        if fate == "stopped":
-            process.send_signal(signal.SIGSTOP)
-        first, far = silent_worker(process.pid, "another" if fate == "elsewhere" else None)
-        begun = time.monotonic()
+def test_a_silent_worker_gets_signs_of_life_and_is_lost_if_it_is_stopped(fate: str) -> None:
+    """Its limits are those of `PeerLiveness`, which are tested there."""
+    near, far = socket.socketpair()
+    clock = GivenClock()
+    first = Peers(0, 2, {1: Connection(near, b"")}, clock=clock)
+    link = PeerLink(0, Connection(far, b""), first=False)
+    machine = "another" if fate == "elsewhere" else peer_link._machine()
+    with subprocess.Popen(["sleep", "infinity"]) as process:
         try:
-            words = "did not reach" if fate == "busy" else "it has sent no sign of life for"
-            with refused(PeerMissingError, words):
-                first.all_gather(b"", timeout=2.5)
-            seconds = time.monotonic() - begun
-            assert {"stopped": 0.4, "busy": 2.4, "elsewhere": 1.1}[fate] < seconds
-            assert seconds < {"stopped": 1.1, "busy": 4, "elsewhere": 2.2}[fate]
+            if fate == "stopped":
+                process.send_signal(signal.SIGSTOP)
+                wait_until(lambda: peer_link.runs_here((machine, process.pid)) is False)
+            link.send(peers._HELLO, 0, f"{machine} {process.pid}".encode())
+            wait_until(lambda: first._links[1].open)
+            assert frames(link) == [peers._HELLO]
+            for _ in range(7):
+                pass_a_second(first, clock)
+            assert not first._lost and frames(link) == [peers._ALIVE] * 3
+            for _ in range(7):
+                pass_a_second(first, clock)
+            lost = {1: "it has sent no sign of life for 8 s"} if fate == "stopped" else {}
+            assert first._lost.reasons() == lost
         finally:
             first.close()
-            far.close()
+            link.close()
             process.kill()
+
+
+def pass_a_second(worker: Peers, clock: GivenClock) -> None:
+    """Moves the clock by a second, and waits until the worker's thread has seen it, or has no links."""
+    with worker._changed:
+        clock.pass_by(1.0)
+    worker._wakeup.wake()
+    wait_until(lambda: not worker._links or worker._liveness._checked == clock.now())

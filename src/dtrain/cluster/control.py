@@ -22,6 +22,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from dtrain.clock import REAL, Clock
 from dtrain.cluster.sockets import answers_at, this_process_listens_on
 from dtrain.errors import ClusterConfigError
 from dtrain.log import logger
@@ -48,16 +49,18 @@ class Control:
 
     Args:
         topology: the job as this server sees it.
+        clock: the clock by which a request arrives.
 
     Attributes:
         end_requested: set when the chief has asked this process to end.
         failure: why the chief's program failed; None if it did not.
-        heard: when the last request arrived, by `time.monotonic`; None before the first.
+        heard: when the last request arrived, by the clock; None before the first.
         chief: the chief's address, from the cluster or else from the chief's first request. None if the
             address is unknown or cannot be reached from here.
     """
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, clock: Clock = REAL) -> None:
+        self._clock = clock
         self.end_requested = threading.Event()
         self.failure: str | None = None
         self.heard: float | None = None
@@ -83,7 +86,7 @@ class Control:
 
     def __call__(self, text: Any) -> bytes:
         """Handle a request; the request and the answer are JSON objects as text."""
-        self.heard = time.monotonic()
+        self.heard = self._clock.now()
         message = json.loads(_as_text(text))
         answer = self._answers.get(str(message.get("ask")))
         if answer is None:
@@ -158,7 +161,7 @@ def ask(job: str, index: int, message: dict[str, Any], timeout: float) -> dict[s
     return None
 
 
-def finish(topology: Topology, *, failed: bool, reason: str = "") -> None:
+def finish(topology: Topology, *, failed: bool, reason: str = "", clock: Clock = REAL) -> None:
     """On the chief: ask all reachable servers to end, and wait at most 5 seconds for all answers together.
 
     Afterwards no thread of this module is inside TensorFlow. If a server did not answer, a thread may still
@@ -169,6 +172,7 @@ def finish(topology: Topology, *, failed: bool, reason: str = "") -> None:
         topology: the job.
         failed: whether the servers should end as failed; otherwise they end with status 0.
         reason: why the program failed, for the servers' error messages.
+        clock: the clock of the time limits.
     """
     global _finished
     if _finished:
@@ -176,20 +180,20 @@ def finish(topology: Topology, *, failed: bool, reason: str = "") -> None:
     _finished = True
     _remember(topology)
     message = {"ask": "failed", "reason": reason} if failed else {"ask": "done"}
-    deadline = time.monotonic() + FINISH_TIME
+    deadline = clock.deadline(FINISH_TIME)
     answers = {task: _thread_of(task).put(message) for task in topology.servers()}
     complete = True
     stock = []
     for task, answer in answers.items():
         try:
-            answer.result(max(0.0, deadline - time.monotonic()))
+            answer.result(deadline.left())
         except StockServerError:
             stock.append(task)
         except Exception as error:  # the server is gone, or ended before its answer arrived
             complete = False
             logger.debug("%s did not confirm the end of the job: %s", task, error)
     _warn_of_stock_servers(topology, stock)
-    if not (_end_threads() and complete):
+    if not (_end_threads(clock) and complete):
         processes.abandon_servers()
 
 
@@ -205,17 +209,17 @@ def _warn_of_stock_servers(topology: Topology, stock: list[Task]) -> None:
         )
 
 
-def _end_threads() -> bool:
+def _end_threads(clock: Clock) -> bool:
     """End the threads that send requests; returns whether all have ended in time.
 
     A thread that returns from TensorFlow's C++ code during the exit of the interpreter would abort the
     process.
     """
-    deadline = time.monotonic() + _THREAD_END_TIME
+    deadline = clock.deadline(_THREAD_END_TIME)
     for thread in _threads.values():
         thread.end()
     for thread in _threads.values():
-        thread.join(max(0.0, deadline - time.monotonic()))
+        thread.join(deadline.left())
     return not any(thread.is_alive() for thread in _threads.values())
 
 

@@ -14,10 +14,10 @@ import secrets
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dtrain.clock import REAL, Clock
 from dtrain.cluster import settings, slurm
 from dtrain.cluster.environment import Environment
 from dtrain.cluster.sockets import bind_everywhere, loopback_host, resolves, source_towards
@@ -165,7 +165,7 @@ _secret: bytes | None = None
 _held: socket.socket | None = None  # reserves the port that the other ranks know, until this process ends
 _failed = False
 _before_leaving: list[Callable[[], None]] = []
-_left: dict[int, float] = {}  # when a rank was first seen to have left, by `time.monotonic`
+_left: dict[int, float] = {}  # when a rank was first seen to have left, by the clock of `check_ended`
 
 
 def _start() -> tuple[int, int]:
@@ -289,14 +289,17 @@ def problem() -> str:
     return ""
 
 
-def check_ended() -> None:
+def check_ended(clock: Clock = REAL) -> None:
     """Check, while this rank waits for others, that none of them has ended its program.
+
+    Args:
+        clock: the clock of the limit.
 
     Raises:
         PeerMissingError: a rank sent its last message at least 5 s ago.
     """
     ranks = range(0 if _world is None else _world.Get_size())
-    now = time.monotonic()
+    now = clock.now()
     for rank in ranks:
         if rank not in _left and _world.Iprobe(rank, _LEAVING):
             _left[rank] = now
@@ -322,7 +325,7 @@ def _announce_end(*, wait: bool) -> None:
     leaving = [_world.Isend(bytearray(), rank, _LEAVING) for rank in others]
     for rank in others if wait else []:
         while not _world.Iprobe(rank, _LEAVING):
-            time.sleep(_CHECK_INTERVAL)
+            REAL.sleep(_CHECK_INTERVAL)
         _world.Recv(bytearray(), rank, _LEAVING)
     for request in leaving if wait else []:
         request.Wait()

@@ -12,11 +12,11 @@ import hmac
 import os
 import socket
 import struct
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from dtrain.clock import REAL, Clock
 from dtrain.cluster.rendezvous_lines import Connection
 from dtrain.cluster.sockets import notice_broken_link
 from dtrain.errors import AuthenticationError, PeerMissingError
@@ -52,7 +52,6 @@ class PeerLink:
     Attributes:
         worker: as given.
         sock: the socket, non-blocking.
-        heard, sent: when the last bytes came, and when the last frame was sent, by `time.monotonic`.
         open: whether frames may be sent; the first worker waits for the other's first frame.
         process: the machine and the process id at the other end; None if they are not known.
     """
@@ -64,7 +63,6 @@ class PeerLink:
         with contextlib.suppress(OSError):
             self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         notice_broken_link(self.sock)
-        self.heard = self.sent = time.monotonic()
         self.open = not first
         self.process: tuple[str, int] | None = None
         self._key = connection.key
@@ -92,7 +90,6 @@ class PeerLink:
             parts = [b"".join(parts)]
         self._outbox += [memoryview(part) for part in parts if part]
         self._frames_sent += 1
-        self.sent = time.monotonic()
         self.flush()
 
     def flush(self) -> None:
@@ -123,7 +120,6 @@ class PeerLink:
             return
         if not more:
             raise OSError("it ended its program, or was killed")
-        self.heard = time.monotonic()
         self._inbox += more
         while (frame := self._next_frame()) is not None:
             yield frame
@@ -164,7 +160,8 @@ class PeerLink:
 class LostPeers:
     """The workers that this one has lost; it is true if there is one."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = REAL) -> None:
+        self._clock = clock
         self._lost: dict[int, tuple[float, str, bool]] = {}  # when, why, and whether a frame was forged
 
     def __bool__(self) -> bool:
@@ -172,7 +169,7 @@ class LostPeers:
 
     def note(self, worker: int, why: str, *, forged: bool = False) -> None:
         """Adds a worker; the first reason stays."""
-        self._lost.setdefault(worker, (time.monotonic(), why, forged))
+        self._lost.setdefault(worker, (self._clock.now(), why, forged))
 
     def reasons(self) -> dict[int, str]:
         """Why each worker was lost."""
@@ -185,7 +182,7 @@ class LostPeers:
             PeerMissingError: a worker was lost.
             AuthenticationError: a frame in a worker's name was not signed by that worker.
         """
-        now = time.monotonic()
+        now = self._clock.now()
         for worker, (_, why, forged) in self._lost.items():
             if forged:
                 raise AuthenticationError(f"Worker {worker} was disconnected: {why}.", hint=HINT)

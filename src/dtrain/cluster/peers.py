@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import math
 import os
 import selectors
 import socket
 import struct
 import threading
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from dtrain.clock import REAL, Clock, Deadline
 from dtrain.cluster import mpi
 from dtrain.cluster.peer_link import (
     ForgedFrameError,
@@ -31,6 +30,7 @@ from dtrain.cluster.peer_link import (
     split,
     this_process,
 )
+from dtrain.cluster.peer_liveness import CHECK_INTERVAL, PeerLiveness
 from dtrain.cluster.rendezvous import run_rendezvous
 from dtrain.cluster.rendezvous_lines import Connection
 from dtrain.cluster.secret import Secret, job_secret
@@ -41,11 +41,6 @@ from dtrain.topology import Topology
 # The kinds of frames. HELLO is each side's first frame; the first worker sends nothing before the other's.
 _HELLO, _ALIVE, _VALUE, _ALL, _MISSING, _LOST, _NOTE = range(7)
 
-_CHECK_INTERVAL = 1.0  # seconds between two checks of who is alive
-_BEAT = 2.0  # seconds after the last frame until a sign of life is sent
-_STOPPED = 8.0  # seconds of silence after which a process of this machine that is stopped is lost
-# A worker that holds Python's lock is silent too. A broken link ends its connection much earlier.
-_SILENT = 600.0  # seconds of silence after which a worker of another machine is lost
 _GRACE = 5.0  # seconds in which values that a lost worker sent before its end may still arrive elsewhere
 _ANSWER = 2.0  # seconds in which the first worker must say who is missing, and messages are sent
 _PAUSE = 0.005  # seconds between two checks whether all is sent
@@ -63,6 +58,7 @@ class Peers:
         connections: the connections of the rendezvous, by worker: on the first worker one to each other
             worker, elsewhere the one to the first.
         secret: the secret of the job, if its processes share one.
+        clock: the clock of all time limits.
 
     Attributes:
         rank, size, secret: as given.
@@ -70,7 +66,13 @@ class Peers:
     """
 
     def __init__(
-        self, rank: int, size: int, connections: Mapping[int, Connection], *, secret: Secret | None = None
+        self,
+        rank: int,
+        size: int,
+        connections: Mapping[int, Connection],
+        *,
+        secret: Secret | None = None,
+        clock: Clock = REAL,
     ) -> None:
         self.rank = rank
         self.size = size
@@ -80,6 +82,10 @@ class Peers:
             worker: PeerLink(worker, connection, first=rank == 0)
             for worker, connection in connections.items()
         }
+        self._clock = clock
+        self._liveness = PeerLiveness(
+            self._links, lambda worker: runs_here(self._links[worker].process), clock
+        )
         self._changed = threading.Condition()
         self._wakeup = Wakeup()
         self._round = 0
@@ -88,7 +94,7 @@ class Peers:
         self._abandoned: set[int] = set()  # rounds for which this worker does not wait any more
         self._missing: dict[int, list[int]] = {}  # answers about rounds, from the first worker
         self._notes: deque[tuple[int, bytes]] = deque()
-        self._lost = LostPeers()
+        self._lost = LostPeers(clock)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wakeup.reader, selectors.EVENT_READ)
         for link in self._links.values():
@@ -112,7 +118,7 @@ class Peers:
             PeerMissingError: a worker is lost, or did not call it in time.
             AuthenticationError: a frame in a worker's name was not signed by that worker.
         """
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        deadline = self._clock.deadline(timeout)
         with self._changed:
             number, self._round = self._round, self._round + 1
             if self.rank == 0:
@@ -121,11 +127,10 @@ class Peers:
                 self._send(0, _VALUE, number, value)
             while number not in self._complete:
                 self._lost.raise_if_any(0.0)
-                left = deadline - time.monotonic()
-                if left <= 0 and (missing := self._who_is_missing(number)):
+                if deadline.passed() and (missing := self._who_is_missing(number)):
                     self._abandoned.add(number)
                     raise _late(missing, timeout or 0.0)
-                self._changed.wait(min(_CHECK_INTERVAL, max(0.001, left)))
+                self._wait(deadline)
             return self._complete.pop(number)
 
     def check(self) -> None:
@@ -162,9 +167,9 @@ class Peers:
 
     def flush(self) -> None:
         """Waits until all that was sent is on its way, for at most two seconds."""
-        deadline = time.monotonic() + _ANSWER
-        while any(link.unsent for link in [*self._links.values()]) and time.monotonic() < deadline:
-            time.sleep(_PAUSE)
+        deadline = self._clock.deadline(_ANSWER)
+        while any(link.unsent for link in [*self._links.values()]) and not deadline.passed():
+            self._clock.sleep(_PAUSE)
 
     def close(self) -> None:
         """Closes the connections; workers that wait for this one raise an error."""
@@ -186,12 +191,18 @@ class Peers:
             there = self._values.get(number)
             return [] if there is None else [w for w in range(self.size) if w not in there]
         self._send(0, _MISSING, number)
-        self._changed.wait_for(
-            lambda: number in self._missing or number in self._complete or self._lost, _ANSWER
-        )
+        deadline = self._clock.deadline(_ANSWER)
+        while number not in self._missing and number not in self._complete and not self._lost:
+            if deadline.passed():
+                break
+            self._wait(deadline)
         if number not in self._missing and number not in self._complete:
             self._lost.raise_if_any(0.0)
         return self._missing.pop(number, [] if number in self._complete else [0])
+
+    def _wait(self, deadline: Deadline) -> None:
+        """Waits until something has changed, or until it is time to check again."""
+        self._changed.wait(min(CHECK_INTERVAL, max(0.001, deadline.left())))
 
     def _collect(self, worker: int, number: int, value: bytes) -> None:
         """On the first worker: keeps a value, and sends all values of its round when they are complete."""
@@ -222,6 +233,7 @@ class Peers:
         except OSError as error:
             self._lose(worker, str(error))
             return
+        self._liveness.note_sent(worker)
         if link.unsent:
             self._wakeup.wake()
 
@@ -235,7 +247,6 @@ class Peers:
             raise
 
     def _serve(self) -> None:
-        checked = time.monotonic()
         while True:
             with self._changed:
                 if not self._links:
@@ -244,26 +255,22 @@ class Peers:
                     wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0)
                     if self._selector.get_key(link.sock).events != wanted:
                         self._selector.modify(link.sock, wanted, data=link)
-            ready = self._selector.select(timeout=_CHECK_INTERVAL)
+            ready = self._selector.select(timeout=CHECK_INTERVAL)
             with self._changed:
                 for key, events in ready:
                     if key.data is None:
                         self._wakeup.clear()
                     elif key.data.worker in self._links:
                         self._handle(key.data, events)
-                now = time.monotonic()
-                if now - checked > _STOPPED / 2:  # this process itself was stopped or very busy
-                    for link in self._links.values():
-                        link.heard = now
-                if now - checked >= _CHECK_INTERVAL:
-                    self._check_liveness(now)
-                    checked = now
+                if self._liveness.check_is_due():
+                    self._check_liveness()
 
     def _handle(self, link: PeerLink, events: int) -> None:
         try:
             if events & selectors.EVENT_WRITE:
                 link.flush()
             if events & selectors.EVENT_READ:
+                self._liveness.note_heard(link.worker)
                 for frame in link.receive():
                     self._receive(link, *frame)
         except OSError as error:
@@ -294,17 +301,13 @@ class Peers:
             self._lost.note(number, cleaned(body.decode("utf-8", "replace"), _SHOWN))
         self._changed.notify_all()
 
-    def _check_liveness(self, now: float) -> None:
+    def _check_liveness(self) -> None:
         """Sends signs of life, and drops workers that have sent none for too long."""
-        for link in [*self._links.values()]:
-            if link.open and now - link.sent >= _BEAT:
-                self._send(link.worker, _ALIVE)
-            silent = now - link.heard
-            if silent < _STOPPED:
-                continue
-            runs = runs_here(link.process)
-            if runs is False or (runs is None and silent >= _SILENT):
-                self._lose(link.worker, f"it has sent no sign of life for {silent:.0f} s")
+        for worker, link in [*self._links.items()]:
+            if link.open and self._liveness.is_due(worker):
+                self._send(worker, _ALIVE)
+            if worker in self._links and self._liveness.is_lost(worker):
+                self._lose(worker, f"it has sent no sign of life for {self._liveness.silence(worker):.0f} s")
 
     def _lose(self, worker: int, why: str, *, forged: bool = False) -> None:
         link = self._links.pop(worker, None)
@@ -330,7 +333,7 @@ def _late(missing: Sequence[int], timeout: float) -> PeerMissingError:
 _current: tuple[Topology, Peers] | None = None
 
 
-def connect(topology: Topology, *, timeout: float | None = None) -> Peers:
+def connect(topology: Topology, *, timeout: float | None = None, clock: Clock = REAL) -> Peers:
     """Connects this worker with the others of its job, by a rendezvous.
 
     A call for another job first closes the connections of the earlier one.
@@ -338,6 +341,7 @@ def connect(topology: Topology, *, timeout: float | None = None) -> Peers:
     Args:
         topology: the job, of several training tasks.
         timeout: as `run_rendezvous`.
+        clock: the clock of all time limits.
 
     Returns:
         The connected peers; of an earlier call, if it was for the same job.
@@ -351,8 +355,9 @@ def connect(topology: Topology, *, timeout: float | None = None) -> Peers:
         return _current[1]
     _close()
     _current = None
-    connections = run_rendezvous(topology, timeout=timeout)
-    peers = Peers(topology.rank, topology.world_size, connections, secret=job_secret(topology))
+    connections = run_rendezvous(topology, timeout=timeout, clock=clock)
+    secret = job_secret(topology)
+    peers = Peers(topology.rank, topology.world_size, connections, secret=secret, clock=clock)
     _current = topology, peers
     return peers
 

@@ -12,11 +12,12 @@ import errno
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
+from dtrain.clock import REAL, Clock, Deadline
 from dtrain.cluster import settings
+from dtrain.cluster.logged_wait import LoggedWait
 from dtrain.cluster.rendezvous_lines import (
     CHALLENGE,
     ERRORS,
@@ -25,7 +26,7 @@ from dtrain.cluster.rendezvous_lines import (
     Lines,
     missing_error,
 )
-from dtrain.cluster.rendezvous_server import HELLO_PATIENCE, LOG_INTERVAL, RendezvousServer, remaining_wait
+from dtrain.cluster.rendezvous_server import HELLO_PATIENCE, RendezvousServer
 from dtrain.cluster.secret import job_secret
 from dtrain.cluster.sockets import EXHAUSTED, bind_everywhere, connect_to, listen_at, resolves
 from dtrain.errors import (
@@ -52,6 +53,7 @@ def run_rendezvous(
     timeout: float | None = None,
     log: Callable[[str], None] | None = None,
     secret: bytes | None = None,
+    clock: Clock = REAL,
 ) -> dict[int, Connection]:
     """Wait until all training tasks are present and agree on the cluster; then this task's port is free.
 
@@ -65,6 +67,7 @@ def run_rendezvous(
         secret: bytes that only the job's tasks know; None takes the job's secret, and b"" means no secret.
             Without a secret, a process that does not fit the job is refused and logged, and the rendezvous of
             the others continues.
+        clock: the clock of all time limits.
 
     Returns:
         The connections of the rendezvous, by the rank of the other end: on the first task those to all other
@@ -82,11 +85,12 @@ def run_rendezvous(
         return {}
     if timeout is None:
         timeout = settings.peer_timeout()
+    log = log or log_to_stderr
     if secret is None:
         shared = job_secret(topology)
         secret = b"" if shared is None else shared.sign("meeting")
     try:
-        return _run(topology, timeout, log or log_to_stderr, secret)
+        return _run(topology, LoggedWait(timeout, log, clock), log, secret)
     except OSError as error:
         if error.errno not in EXHAUSTED:
             raise
@@ -97,12 +101,12 @@ def run_rendezvous(
 
 
 def _run(
-    topology: Topology, timeout: float, log: Callable[[str], None], secret: bytes | None
+    topology: Topology, wait: LoggedWait, log: Callable[[str], None], secret: bytes | None
 ) -> dict[int, Connection]:
     host, port = split_address(topology.address)
-    rendezvous = _Rendezvous(topology, timeout, log, secret)
+    rendezvous = _Rendezvous(topology, wait, log, secret)
     try:
-        held = hold_port(topology.address, port)
+        held = hold_port(topology.address, port, wait.clock)
     except PortInUseError as error:
         if topology.world_size > 1:
             rendezvous.report_port_in_use(error)
@@ -118,17 +122,16 @@ def _run(
 
 class _Rendezvous:
     def __init__(
-        self, topology: Topology, timeout: float, log: Callable[[str], None], secret: bytes | None
+        self, topology: Topology, wait: LoggedWait, log: Callable[[str], None], secret: bytes | None
     ) -> None:
         self._topology = topology
-        self._timeout = timeout
+        self._wait = wait
+        self._clock = wait.clock
         self._log = log
         self._process = f"process {os.getpid()} on {socket.gethostname()}"
         self._first = topology.training_tasks()[0]
         self._secret = secret or None
         self._first_address = topology.address_of(self._first)
-        self._deadline = time.monotonic() + timeout
-        self._next_log = time.monotonic() + LOG_INTERVAL
         self._foreign = False
         self._missing: list[str] = []  # the missing tasks that the first task last reported
 
@@ -142,7 +145,7 @@ class _Rendezvous:
             self._topology,
             listener,
             process=self._process,
-            timeout=self._timeout,
+            wait=self._wait,
             log=self._log,
             secret=self._secret,
         ).run()
@@ -155,12 +158,12 @@ class _Rendezvous:
         """
         pause = _FIRST_PAUSE
         while True:
-            if connection := self._connect_once(self._deadline):
+            if connection := self._connect_once(self._wait.deadline):
                 return connection
-            if time.monotonic() >= self._deadline:
-                raise missing_error(self._missing or [self._describe_first()], self._timeout).error()
-            self._log_now_and_then([self._describe_first()])
-            time.sleep(pause)
+            if self._wait.deadline.passed():
+                raise missing_error(self._missing or [self._describe_first()], self._wait.seconds).error()
+            self._wait.log_if_due([self._describe_first()])
+            self._clock.sleep(pause)
             pause = min(_LONGEST_PAUSE, 1.5 * pause)
 
     def report_port_in_use(self, error: PortInUseError) -> None:
@@ -170,22 +173,21 @@ class _Rendezvous:
             PeerMismatchError: the first task of this job holds the port, so this process is a duplicate.
         """
         problem = "" if self._topology.task == self._first else f"{self._topology.task}: {error.message}"
-        deadline = time.monotonic() + min(_REPORT_PATIENCE, self._timeout)
+        deadline = self._clock.deadline(min(_REPORT_PATIENCE, self._wait.seconds))
         with contextlib.suppress(PortInUseError, PeerMissingError):
-            while time.monotonic() < deadline and not self._connect_once(deadline, problem):
+            while not deadline.passed() and not self._connect_once(deadline, problem):
                 if not problem:  # the process that holds the port is no task of this job
                     return
-                time.sleep(0.2)
+                self._clock.sleep(0.2)
 
-    def _connect_once(self, deadline: float, problem: str = "") -> Connection | None:
+    def _connect_once(self, deadline: Deadline, problem: str = "") -> Connection | None:
         """Connect once to the first task, until its verdict.
 
         Returns:
             The connection after "go", None if another try is due. Any other verdict is raised as an error.
         """
         host, port = split_address(self._first_address)
-        left = deadline - time.monotonic()
-        sock = connect_to(host, port, timeout=max(0.1, min(2.0, left)))
+        sock = connect_to(host, port, timeout=max(0.1, min(2.0, deadline.left())))
         if sock is None:
             return None
         verdict: dict[str, Any] | None = None
@@ -196,7 +198,7 @@ class _Rendezvous:
             return Connection(sock, lines.key())
         sock.close()
         if verdict is None:
-            if time.monotonic() < deadline:
+            if not deadline.passed():
                 self._missing = []  # the connection was lost, so the first task's last report is stale
             return None
         # Raised here, outside the `suppress(OSError)`, because some of these errors are OSErrors.
@@ -205,7 +207,7 @@ class _Rendezvous:
         raise make(_text(message, "The first task refused this one."), hint=_text(hint, ""))
 
     def _exchange(
-        self, sock: socket.socket, lines: Lines, deadline: float, problem: str
+        self, sock: socket.socket, lines: Lines, deadline: Deadline, problem: str
     ) -> dict[str, Any] | None:
         """Send a hello and wait for the first task's verdict; None without one before the deadline."""
         hello: dict[str, Any] = {
@@ -216,22 +218,23 @@ class _Rendezvous:
             "problem": problem,
         }
         inbox = b""
-        silent_until = min(deadline, time.monotonic() + HELLO_PATIENCE)
+        answers_until = self._clock.deadline(min(HELLO_PATIENCE, deadline.left()))
+        verdict_until = Deadline(self._clock, deadline.at + _VERDICT_PATIENCE)
         gave_up = answered = False
         if not lines.signed:
             sock.sendall(lines.encode("hello", **hello))
-        while (now := time.monotonic()) < deadline + _VERDICT_PATIENCE:
-            if not answered and now >= silent_until:
+        while not verdict_until.passed():
+            if not answered and answers_until.passed():
                 self._foreign = True  # the other side accepted the connection but does not speak the protocol
                 return None
-            if now >= deadline and not gave_up:
+            if deadline.passed() and not gave_up:
                 gave_up = True
                 sock.sendall(lines.encode("gave up"))
-            sock.settimeout(min(0.5, max(0.05, deadline - now)))
+            sock.settimeout(min(0.5, max(0.05, deadline.left())))
             try:
                 chunk = sock.recv(65536)
             except TimeoutError:
-                self._log_now_and_then(self._missing)
+                self._wait.log_if_due(self._missing)
                 continue
             *found, inbox = (inbox + chunk).split(b"\n")
             for message in map(lines.decode, found):
@@ -271,14 +274,8 @@ class _Rendezvous:
             note = ", a name that does not resolve here yet"  # such as a pod's that has not started
         return f"{self._first} ({self._first_address}{note})"
 
-    def _log_now_and_then(self, missing: list[str]) -> None:
-        now = time.monotonic()
-        if now >= self._next_log and missing:
-            self._next_log += LOG_INTERVAL
-            self._log(f"waiting for {', '.join(missing)}{remaining_wait(self._deadline - now)}")
 
-
-def hold_port(address: str, port: int) -> socket.socket:
+def hold_port(address: str, port: int, clock: Clock = REAL) -> socket.socket:
     """Check that this task can serve on its port, and reserve the port.
 
     Returns:
@@ -288,14 +285,14 @@ def hold_port(address: str, port: int) -> socket.socket:
         PortInUseError: another process still serves on the port after two seconds.
         ClusterConfigError: this user may not serve on the port.
     """
-    deadline = time.monotonic() + _PORT_PATIENCE
+    deadline = clock.deadline(_PORT_PATIENCE)
     while True:
         try:
             return bind_everywhere(port)
         except OSError as error:
-            if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
+            if error.errno != errno.EADDRINUSE or deadline.passed():
                 raise _port_error(address, error) from error
-            time.sleep(0.1)
+            clock.sleep(0.1)
 
 
 def _port_error(address: str, error: OSError) -> PortInUseError | ClusterConfigError:

@@ -6,14 +6,14 @@ what other programs send to the port.
 
 from __future__ import annotations
 
-import math
 import selectors
 import socket
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from dtrain.clock import Deadline
+from dtrain.cluster.logged_wait import LoggedWait
 from dtrain.cluster.rendezvous_lines import (
     CHALLENGE,
     MESSAGE_LIMIT,
@@ -28,7 +28,6 @@ from dtrain.cluster.sockets import accept
 from dtrain.plain_text import cleaned
 from dtrain.topology import Task, Topology
 
-LOG_INTERVAL = 10.0  # seconds between two log lines that name the missing tasks
 HELLO_PATIENCE = 5.0  # seconds that each side gives the other for its first message
 _LINGER = 5.0  # seconds that the first task stays after a failure, to tell late tasks the reason
 _UNIDENTIFIED = 64  # connections without a hello that may be open; of more, the oldest are closed
@@ -42,7 +41,7 @@ class Peer:
     """A connection to the first task; `task` is None until the peer has sent a hello that fits this job."""
 
     sock: socket.socket
-    since: float
+    hello_until: Deadline
     lines: Lines
     inbox: bytes = b""
     task: Task | None = None
@@ -60,8 +59,8 @@ class RendezvousServer:
         topology: the job as this task knows it.
         listener: a listening socket at this task's address; it is closed when the rendezvous ends.
         process: the name of this process, for messages.
-        timeout: seconds to wait for all tasks.
-        log: gets a line every 10 seconds that names the missing tasks.
+        wait: the wait for all tasks, which has begun, and its clock.
+        log: gets a line about each process that was refused.
         secret: bytes that only the job's tasks know, or None.
     """
 
@@ -71,7 +70,7 @@ class RendezvousServer:
         listener: socket.socket,
         *,
         process: str,
-        timeout: float,
+        wait: LoggedWait,
         log: Callable[[str], None],
         secret: bytes | None = None,
     ) -> None:
@@ -79,7 +78,8 @@ class RendezvousServer:
         self._secret = secret
         self._listener = listener
         self._process = process
-        self._timeout = timeout
+        self._wait = wait
+        self._clock = wait.clock
         self._log = log
         self._start = 0.0
         self._peers: dict[socket.socket, Peer] = {}
@@ -100,11 +100,11 @@ class RendezvousServer:
 
         Every task that came raises the same error.
         """
-        self._start = start = time.monotonic()
+        self._start = self._clock.now()
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         try:
-            self._wait_for_all(start)
+            self._wait_for_all()
             # Close it before any task hears "go": TensorFlow may need the port, and late peers are refused.
             self._close_listener()
             self._send_all("go")
@@ -123,18 +123,13 @@ class RendezvousServer:
             del self._peers[peer.sock]
         return {peer.task: Connection(peer.sock, peer.lines.key()) for peer in members if peer.task}
 
-    def _wait_for_all(self, start: float) -> None:
-        next_log = start + LOG_INTERVAL
+    def _wait_for_all(self) -> None:
         while missing := self._missing():
-            now = time.monotonic()
-            if now >= start + self._timeout:
-                raise self._missing_error(self._timeout)
-            if now >= next_log:
-                next_log += LOG_INTERVAL
-                names = self._described(missing)
-                self._log(f"waiting for {', '.join(names)}{remaining_wait(start + self._timeout - now)}")
+            if self._wait.deadline.passed():
+                raise self._missing_error(self._wait.seconds)
+            if self._wait.log_if_due(names := self._described(missing)):
                 self._send_all("waiting", missing=names)
-            self._serve(min(next_log, start + self._timeout) - now)
+            self._serve(self._wait.pause())
 
     def _serve(self, seconds: float) -> None:
         for key, _ in self._selector.select(timeout=max(0.0, min(seconds, 1.0))):
@@ -142,18 +137,17 @@ class RendezvousServer:
                 self._accept()
             elif key.data in self._peers:  # handling an earlier event may have closed this connection
                 self._read(self._peers[key.data])
-        now = time.monotonic()
         for peer in list(self._peers.values()):
-            if peer.task is None and now - peer.since > HELLO_PATIENCE:
+            if peer.task is None and peer.hello_until.passed():
                 self._drop(peer)
 
     def _accept(self) -> None:
-        sock = accept(self._listener, self._log)
+        sock = accept(self._listener, self._log, self._clock)
         if sock is None:
             self._drop_unidentified(most=max(0, len(self._unidentified()) - 1))
             return
         sock.setblocking(False)
-        peer = Peer(sock, time.monotonic(), Lines(self._secret, first=True))
+        peer = Peer(sock, self._clock.deadline(HELLO_PATIENCE), Lines(self._secret, first=True))
         self._peers[sock] = peer
         self._selector.register(sock, selectors.EVENT_READ, data=sock)
         self._drop_unidentified(most=max(_UNIDENTIFIED, self._topology.world_size))
@@ -193,7 +187,7 @@ class RendezvousServer:
         if peer.task is not None and peer.lines.signed and not peer.lines.proven:
             return
         if message["dtrain"] == "gave up" and peer.task is not None:
-            raise self._missing_error(time.monotonic() - self._start)
+            raise self._missing_error(self._clock.now() - self._start)
         if message["dtrain"] != "hello" or peer.task is not None:
             return
         job, index, process = message.get("job"), message.get("index"), message.get("process")
@@ -267,18 +261,18 @@ class RendezvousServer:
     def _fail_all(self, verdict: Verdict) -> NoReturn:
         """Send a verdict to all tasks, including those that come within the next 5 s, and raise its error."""
         text = {"kind": verdict.kind, "message": verdict.message, "hint": verdict.hint}
-        deadline = time.monotonic() + (0.0 if verdict.kind == "missing" else min(_LINGER, self._timeout))
+        linger = 0.0 if verdict.kind == "missing" else min(_LINGER, self._wait.seconds)
+        deadline = self._clock.deadline(linger)
         notified: set[Task] = set()
         while True:
             for peer in [g for g in self._peers.values() if g.task is not None]:
                 notified.add(peer.task or self._topology.task)
                 self._send(peer, "error", **text)
                 self._drop(peer)
-            left = deadline - time.monotonic()
-            if left <= 0 or notified.issuperset(self._expected):
+            if deadline.passed() or notified.issuperset(self._expected):
                 break
             try:
-                self._serve(left)
+                self._serve(deadline.left())
             except Verdict:
                 continue  # all tasks get the first verdict, also one that caused another
         raise verdict.error() from None
@@ -342,11 +336,6 @@ def describe_difference(
 
 def _are_addresses(found: Any) -> bool:
     return isinstance(found, list) and all(isinstance(each, str) for each in found)
-
-
-def remaining_wait(seconds: float) -> str:
-    """The remaining waiting time as the end of a log line; "" if there is no limit."""
-    return f"; giving up in {max(0.0, seconds):.0f} s" if seconds < math.inf else ""
 
 
 def _duplicate_task(task: Task, one: str, other: str) -> Verdict:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
-import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from dtrain.clock import REAL, Clock
 from dtrain.cluster import settings
 from dtrain.cluster.control import CHIEF, FINISH_TIME, Control, ask
+from dtrain.cluster.logged_wait import LOG_INTERVAL, LoggedWait, remaining_wait
 from dtrain.cluster.rendezvous import hold_port, log_to_stderr
-from dtrain.cluster.rendezvous_server import LOG_INTERVAL, remaining_wait
 from dtrain.cluster.sockets import (
     answers_at,
     bind_everywhere,
@@ -58,13 +58,14 @@ def check_roles(topology: Topology) -> None:
 # --- a server's side
 
 
-def serve(topology: Topology) -> NoReturn:
+def serve(topology: Topology, clock: Clock = REAL) -> NoReturn:
     """Serve the chief as this worker or parameter server; never returns.
 
     TensorFlow's server has no authentication and listens on every interface, so use a trusted network.
 
     Args:
         topology: a job with parameter servers, in which this process is a worker or a parameter server.
+        clock: the clock of all time limits.
 
     Raises:
         ServingEnded: the chief's program has ended without an error; it ends this process with status 0.
@@ -77,13 +78,13 @@ def serve(topology: Topology) -> NoReturn:
     check_roles(topology)
     if topology.task not in topology.servers():
         raise ClusterConfigError(f"{topology.task} is neither a worker nor a parameter server.")
-    control = Control(topology)
+    control = Control(topology, clock)
     control.register()
-    server = _start_server(topology)
-    watch = _ChiefWatch(control)
+    server = _start_server(topology, clock)
+    watch = _ChiefWatch(control, clock)
     while not control.end_requested.wait(_WATCH_INTERVAL):
         watch.check()
-    time.sleep(_ANSWER_TIME)
+    clock.sleep(_ANSWER_TIME)
     watch.wait_for_end(_CHIEF_END_TIME)
     del server
     if control.failure is not None:
@@ -96,11 +97,11 @@ def serve(topology: Topology) -> NoReturn:
     raise ServingEnded
 
 
-def _start_server(topology: Topology) -> Any:
+def _start_server(topology: Topology, clock: Clock) -> Any:
     import tensorflow as tf
 
     # TensorFlow reports a port in use only in its log, not in its error, so check the port here.
-    hold_port(topology.address, split_address(topology.address)[1]).close()
+    hold_port(topology.address, split_address(topology.address)[1], clock).close()
     config = tf.compat.v1.ConfigProto()
     config.gpu_options.allow_growth = True
     if topology.task_type == "ps":
@@ -132,10 +133,11 @@ class _ChiefWatch:
     here is served until it sends its last message.
     """
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: Control, clock: Clock = REAL) -> None:
         self._control = control
+        self._clock = clock
         self._seen = False
-        self._last = time.monotonic()
+        self._last = clock.now()
         self._next_log = self._last + LOG_INTERVAL
 
     def check(self) -> None:
@@ -145,7 +147,7 @@ class _ChiefWatch:
             PeerMissingError: the chief has been unreachable for too long.
         """
         reached = self._reach()
-        now = time.monotonic()
+        now = self._clock.now()
         if reached:
             self._here(now)
             return
@@ -168,11 +170,9 @@ class _ChiefWatch:
         At its exit, TensorFlow on the chief releases what it holds on the servers, and logs an error for each
         server that is gone.
         """
-        deadline = time.monotonic() + most
-        while time.monotonic() < deadline:
-            if not self._reach():
-                return
-            time.sleep(_ANSWER_TIME)
+        deadline = self._clock.deadline(most)
+        while not deadline.passed() and self._reach():
+            self._clock.sleep(_ANSWER_TIME)
 
     def _reach(self) -> bool:
         chief = self._control.chief
@@ -209,6 +209,7 @@ def wait_for_servers(
     log: Callable[[str], None] = log_to_stderr,
     log_every: float = LOG_INTERVAL,
     is_own_port: Callable[[int], bool] = this_process_listens_on,
+    clock: Clock = REAL,
 ) -> None:
     """On the chief, before TensorFlow connects: wait until every worker and parameter server listens.
 
@@ -221,6 +222,7 @@ def wait_for_servers(
         log_every: seconds between two log lines.
         is_own_port: tells whether this process listens on a port, as TensorFlow does after the first strategy
             of a process.
+        clock: the clock of all time limits.
 
     Raises:
         PeerMissingError: not all servers listened in time; the message names the missing ones and their
@@ -234,23 +236,20 @@ def wait_for_servers(
         raise ClusterConfigError(f"{topology.task} is not the chief, so no servers wait for it.")
     timeout = settings.peer_timeout() if timeout is None else timeout
     if topology.has_address and not is_own_port(port := split_address(topology.address)[1]):
-        hold_port(topology.address, port).close()
-    start = time.monotonic()
-    next_log = start + log_every
+        hold_port(topology.address, port, clock).close()
+    wait = LoggedWait(timeout, log, clock, log_every)
     missing = list(topology.servers())
     while missing := [task for task in missing if not answers_at(topology.address_of(task))]:
-        waited = time.monotonic() - start
-        names = ", ".join(f"{task} ({topology.address_of(task)})" for task in missing)
-        if waited >= timeout:
+        names = [f"{task} ({topology.address_of(task)})" for task in missing]
+        if wait.deadline.passed():
             raise PeerMissingError(
-                f"Not every server of the job has appeared after {timeout:.3g} s. Missing: {names}.",
+                f"Not every server of the job has appeared after {timeout:.3g} s. "
+                f"Missing: {', '.join(names)}.",
                 hint="Start all processes of the job, see why the missing ones ended or cannot be "
                 "reached, or set DTRAIN_PEER_TIMEOUT to a longer time in seconds.",
             )
-        if time.monotonic() >= next_log:
-            next_log += log_every
-            log(f"waiting for {names}{remaining_wait(timeout - waited)}")
-        time.sleep(0.2)
+        wait.log_if_due(names)
+        clock.sleep(0.2)
 
 
 def with_chief(topology: Topology) -> Topology:

@@ -10,9 +10,9 @@ import errno
 import ipaddress
 import os
 import socket
-import time
 from collections.abc import Callable, Collection, Iterable
 
+from dtrain.clock import REAL, Clock
 from dtrain.topology import split_address
 
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -129,7 +129,7 @@ def _bind(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
     return sock
 
 
-def accept(listener: socket.socket, log: Callable[[str], None]) -> socket.socket | None:
+def accept(listener: socket.socket, log: Callable[[str], None], clock: Clock = REAL) -> socket.socket | None:
     """Accept the next connection; None if the peer is gone again, or the system has no free descriptor.
 
     Without a descriptor, the call pauses for 0.1 s and the connection stays in the queue.
@@ -137,6 +137,7 @@ def accept(listener: socket.socket, log: Callable[[str], None]) -> socket.socket
     Args:
         listener: a listening socket.
         log: gets a line about missing descriptors, at most every 10 s.
+        clock: the clock of that limit and of the pause.
 
     Raises:
         OSError: the listener is closed.
@@ -148,10 +149,10 @@ def accept(listener: socket.socket, log: Callable[[str], None]) -> socket.socket
         if error.errno in _CLOSED:
             raise
         if error.errno in EXHAUSTED:
-            if time.monotonic() - _exhausted_logged >= _EXHAUSTED_LOG:
-                _exhausted_logged = time.monotonic()
+            if clock.now() - _exhausted_logged >= _EXHAUSTED_LOG:
+                _exhausted_logged = clock.now()
                 log(f"a connection has to wait: {error.strerror}. A higher limit (ulimit -n) helps.")
-            time.sleep(_EXHAUSTED_PAUSE)
+            clock.sleep(_EXHAUSTED_PAUSE)
         return None
 
 

@@ -10,10 +10,10 @@ import hmac
 import select
 import socket
 import struct
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dtrain.clock import REAL, Clock, Deadline
 from dtrain.cluster.sockets import accept
 from dtrain.log import logger
 
@@ -27,7 +27,7 @@ _CHECK_INTERVAL = 0.2  # seconds between two checks of the deadline and of silen
 @dataclass
 class _PendingConnection:
     sock: socket.socket
-    since: float
+    hello_until: Deadline
     received: bytes = b""
 
 
@@ -38,27 +38,31 @@ class Acceptor:
         listeners: listening sockets; the caller closes them.
         awaited: the numbers of the expected workers.
         secret: the secret that each of them must prove to know.
+        clock: the clock of all time limits.
     """
 
-    def __init__(self, listeners: Sequence[socket.socket], awaited: set[int], secret: bytes) -> None:
+    def __init__(
+        self, listeners: Sequence[socket.socket], awaited: set[int], secret: bytes, clock: Clock = REAL
+    ) -> None:
         self._listeners = {sock.fileno(): sock for sock in listeners}
         self._awaited = set(awaited)
         self._secret = secret
+        self._clock = clock
         self._pending: dict[int, _PendingConnection] = {}  # the oldest first
         self._poll = select.poll()
         for sock in listeners:
             sock.setblocking(False)
             self._poll.register(sock, select.POLLIN)
 
-    def run(self, found: dict[int, socket.socket], deadline: float) -> None:
+    def run(self, found: dict[int, socket.socket], deadline: Deadline) -> None:
         """Puts each worker's connected socket into `found`, until all are connected or the time is over.
 
         Args:
             found: the sockets by worker; filled here.
-            deadline: when to stop, by `time.monotonic`.
+            deadline: when to stop.
         """
         try:
-            while self._awaited and time.monotonic() < deadline:
+            while self._awaited and not deadline.passed():
                 for number, _ in self._poll.poll(_CHECK_INTERVAL * 1000):
                     if number in self._listeners:
                         self._accept(self._listeners[number])
@@ -72,12 +76,12 @@ class Acceptor:
                 self._close(connection)
 
     def _accept(self, listener: socket.socket) -> None:
-        sock = accept(listener, lambda line: logger.warning("While workers connect, %s", line))
+        sock = accept(listener, lambda line: logger.warning("While workers connect, %s", line), self._clock)
         if sock is None:
             self._close_old(most=len(self._pending) - 1)
             return
         sock.setblocking(False)
-        self._pending[sock.fileno()] = _PendingConnection(sock, time.monotonic())
+        self._pending[sock.fileno()] = _PendingConnection(sock, self._clock.deadline(_PATIENCE))
         self._poll.register(sock, select.POLLIN)
 
     def _receive(self, connection: _PendingConnection, found: dict[int, socket.socket]) -> None:
@@ -118,10 +122,9 @@ class Acceptor:
         return int(worker)
 
     def _close_old(self, most: int = _MOST_UNAUTHENTICATED) -> None:
-        now = time.monotonic()
         pending = list(self._pending.values())
         for place, connection in enumerate(pending):
-            if now - connection.since > _PATIENCE or place < len(pending) - max(0, most):
+            if connection.hello_until.passed() or place < len(pending) - max(0, most):
                 self._close(connection)
 
     def _close(self, connection: _PendingConnection) -> None:

@@ -12,11 +12,11 @@ import hmac
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dtrain.clock import REAL, Clock
 from dtrain.cluster import peers
 from dtrain.cluster.secret import Secret
 from dtrain.cluster.sockets import connect_to, listen_at
@@ -48,6 +48,7 @@ def connect_all(
     exchange: Callable[[ReplicaLayout, Any], list[Any]] = exchange,
     job_secret: Callable[[], Secret | None] = _job_secret,
     machine: Callable[[], str] = _machine,
+    clock: Clock = REAL,
 ) -> dict[int, socket.socket] | None:
     """Connects this worker with all others; all workers must call it.
 
@@ -57,6 +58,7 @@ def connect_all(
         exchange: sends this worker's value to all workers, and returns the values of all.
         job_secret: returns the secret that the job's processes share; None if there is none.
         machine: returns the same text for workers that an abstract Unix socket can connect.
+        clock: the clock of all time limits.
 
     Returns:
         A connected socket for each other worker; None, on all workers, if any two cannot be connected.
@@ -72,16 +74,16 @@ def connect_all(
         found: dict[int, socket.socket] = {}
         accepting = threading.Thread(
             target=_receive_others,
-            args=(listeners, secret, layout, found),
+            args=(listeners, secret, layout, found, clock),
             name="dtrain-connect",
             daemon=True,
         )
         accepting.start()
         for other in range(layout.worker):
-            sock = _connect(where, received[other][0], layout.worker, secret)
+            sock = _connect(where, received[other][0], layout.worker, secret, clock)
             if sock is not None:
                 found[other] = sock
-        accepting.join(_SECONDS + 1.0)
+        accepting.join()
     whole = len(found) == layout.workers - 1
     if all(exchange(layout, whole)):
         return found
@@ -104,8 +106,10 @@ def _listen(stack: contextlib.ExitStack, host: str) -> dict[str, tuple[Any, sock
     return listeners
 
 
-def _connect(here: dict[str, Any], there: dict[str, Any], worker: int, secret: bytes) -> socket.socket | None:
-    deadline = time.monotonic() + _SECONDS
+def _connect(
+    here: dict[str, Any], there: dict[str, Any], worker: int, secret: bytes, clock: Clock
+) -> socket.socket | None:
+    deadline = clock.deadline(_SECONDS)
     sock: socket.socket | None = None
     if here["machine"] == there["machine"] and "name" in there:
         local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -114,10 +118,10 @@ def _connect(here: dict[str, Any], there: dict[str, Any], worker: int, secret: b
             sock = local
         except OSError:
             local.close()
-    while sock is None and time.monotonic() < deadline:
-        sock = connect_to(there["host"], there["port"], timeout=max(0.1, deadline - time.monotonic()))
+    while sock is None and not deadline.passed():
+        sock = connect_to(there["host"], there["port"], timeout=max(0.1, deadline.left()))
         if sock is None:
-            time.sleep(0.1)
+            clock.sleep(0.1)
     if sock is None:
         return None
     try:
@@ -136,11 +140,12 @@ def _receive_others(
     secret: bytes,
     layout: ReplicaLayout,
     found: dict[int, socket.socket],
+    clock: Clock,
 ) -> None:
     """Accepts the connections of all workers with higher numbers, into `found`."""
     awaited = set(range(layout.worker + 1, layout.workers))
-    acceptor = Acceptor([sock for _, sock in listeners.values()], awaited, secret)
-    acceptor.run(found, time.monotonic() + _SECONDS)
+    acceptor = Acceptor([sock for _, sock in listeners.values()], awaited, secret, clock)
+    acceptor.run(found, clock.deadline(_SECONDS))
 
 
 def _receive(sock: socket.socket, count: int) -> bytes:

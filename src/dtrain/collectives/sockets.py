@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import select
 import socket
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
+from dtrain.clock import REAL, Clock
 from dtrain.cluster import peers
 from dtrain.cluster.sockets import notice_broken_link
 from dtrain.collectives.calls import Calls, Parts, raw
@@ -59,14 +59,21 @@ class SocketCalls(Calls):
         rank: this worker's number.
         peers: a connected socket for each other worker; this object owns them from now on.
         check: called about once a second while this worker waits; raises if a peer is lost.
+        clock: measures how long this worker waits.
     """
 
     def __init__(
-        self, rank: int, peers: Mapping[int, socket.socket], *, check: Callable[[], None] = lambda: None
+        self,
+        rank: int,
+        peers: Mapping[int, socket.socket],
+        *,
+        check: Callable[[], None] = lambda: None,
+        clock: Clock = REAL,
     ) -> None:
         super().__init__(rank, len(peers) + 1)
         self._peers = dict(peers)
         self._check = check
+        self._clock = clock
         self._poll = select.poll()
         for peer in self._peers.values():
             peer.setblocking(False)
@@ -80,7 +87,7 @@ class SocketCalls(Calls):
             peer.close()
 
     def _barrier_with(self, kind: int, value: np.ndarray) -> list[np.ndarray]:
-        begun = time.perf_counter()
+        begun = self._clock.now()
         header = np.array([kind, value.nbytes], np.int64)
         message = np.concatenate([raw(header), raw(value)])
         headers = [header if r == self.rank else np.empty_like(header) for r in range(self.size)]
@@ -88,7 +95,7 @@ class SocketCalls(Calls):
         self._compare([each.tolist() for each in headers])
         found = [value if r == self.rank else np.empty_like(value) for r in range(self.size)]
         self._swap([None] * self.size, self._for_others([raw(each) for each in found]))
-        self.waited += time.perf_counter() - begun
+        self.waited += self._clock.now() - begun
         return found
 
     def _swap(self, out: Parts, into: Parts) -> None:

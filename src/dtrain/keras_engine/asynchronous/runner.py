@@ -7,11 +7,11 @@ if its worker dies. What is in a block is not decided here.
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dtrain.clock import REAL, Clock
 from dtrain.keras_engine.asynchronous.batches import BlockData
 from dtrain.keras_engine.asynchronous.block_sizes import Pace
 from dtrain.keras_engine.asynchronous.program import BlockFunction, BlockResult, BlockTotals
@@ -27,7 +27,8 @@ class InFlightBlock(NamedTuple):
     """A block that was submitted and is not done.
 
     Attributes:
-        since: when its worker started it, or when it was submitted if no worker runs it; by `time.monotonic`.
+        since: when its worker started it, or when it was submitted if no worker runs it; on the clock of
+            the runner.
         worker: the number of the worker that runs it; None if no worker does.
         steps: how many steps it has.
     """
@@ -44,13 +45,14 @@ class BlockRunner:
         coordinator: the `ClusterCoordinator` of the strategy's cluster.
         workers: the number of workers.
         pace: records how long steps take.
+        clock: the clock of the blocks' times.
 
     Attributes:
-        workers: as given.
+        workers, clock: as given.
         totals: what all finished blocks took and did.
     """
 
-    def __init__(self, coordinator: Any, *, workers: int, pace: Pace) -> None:
+    def __init__(self, coordinator: Any, *, workers: int, pace: Pace, clock: Clock = REAL) -> None:
         self._coordinator = coordinator
         self._pace = pace
         self._changed = threading.Condition()
@@ -64,6 +66,7 @@ class BlockRunner:
         self._error: BaseException | None = None
         self._ended = False
         self.workers = workers
+        self.clock = clock
         self.totals = BlockTotals()
 
     def begin(self, variables: list[Any]) -> None:
@@ -73,7 +76,7 @@ class BlockRunner:
             variables: the variables that the chief holds.
         """
         while not self._coordinator.done():  # blocks of an abandoned session
-            time.sleep(_SHORT_INTERVAL)
+            self.clock.sleep(_SHORT_INTERVAL)
         self._variables = variables
         self._held = [np.asarray(underlying(v).numpy()) for v in variables]
 
@@ -88,7 +91,7 @@ class BlockRunner:
         number = self._blocks
         with self._changed:
             self._blocks += 1
-            self._in_flight[number] = InFlightBlock(time.monotonic(), None, data.count)
+            self._in_flight[number] = InFlightBlock(self.clock.now(), None, data.count)
         processes.schedule(self._coordinator, lambda: self._run(traced, number, pending, data))
 
     def wait(self, most: int = 0) -> None:
@@ -167,7 +170,7 @@ class BlockRunner:
                 self._remove(number)
                 return
             held, version = self._held, self._version
-            begun = time.monotonic()
+            begun = self.clock.now()
             self._in_flight[number] = InFlightBlock(begun, worker, data.count)
         try:
             result = traced(np.array([number, pending], np.int64), data.sizes, held, data.values)
@@ -176,7 +179,7 @@ class BlockRunner:
                 if processes.is_process_failure(error):
                     # The coordinator runs the block again on another worker.
                     self._pace.forget(worker)
-                    self._in_flight[number] = InFlightBlock(time.monotonic(), None, data.count)
+                    self._in_flight[number] = InFlightBlock(self.clock.now(), None, data.count)
                     raise
                 self._error = self._error or error
                 self._remove(number)
@@ -184,7 +187,7 @@ class BlockRunner:
         with self._changed:
             if not self._ended:
                 self._merge(number, result, held, fresh=version == self._version)
-                self._pace.note(traced, worker, time.monotonic() - begun, data.count)
+                self._pace.note(traced, worker, self.clock.now() - begun, data.count)
             self._remove(number)
 
     def _remove(self, number: int) -> None:

@@ -7,30 +7,80 @@ It stops no process itself.
 from __future__ import annotations
 
 import threading
-import time
-from dataclasses import dataclass
 from typing import Any
 
 from dtrain import channel
+from dtrain.clock import REAL
 from dtrain.cluster import current, serving, settings
 from dtrain.cluster.sockets import answers_at
 from dtrain.keras_engine.asynchronous.runner import BlockRunner, InFlightBlock
 from dtrain.log import logger
 from dtrain.topology import Task
+from dtrain.words import counted
 
 _TIMES_SLOWER = 50
 _ANSWER_SECONDS = 5.0
 _CHECK_INTERVAL = 0.5  # seconds between two checks
+_MOST = 2.0  # seconds between two checks that count
 
 
-@dataclass
-class _Watched:
-    """A session's runner, its timeout in seconds, its last seen progress, and when that was first seen."""
+class StuckDetection:
+    """Decides which blocks of a session take too long, and when nothing happens at all.
 
-    runner: BlockRunner
-    timeout: float
-    progress: int = -1
-    since: float = 0.0
+    Between two checks at most `_MOST` seconds count: more means that this process itself was stopped, and
+    could not see what the workers have done.
+
+    Args:
+        runner: the runner of the session, whose clock is that of all limits.
+        timeout: seconds after which a block, or a session without blocks on workers, counts as stuck.
+    """
+
+    def __init__(self, runner: BlockRunner, timeout: float) -> None:
+        self.runner = runner
+        self._timeout = timeout
+        self._checked = runner.clock.now()
+        self._taken: dict[InFlightBlock, float] = {}  # the seconds that were counted for each block
+        self._warned: set[InFlightBlock] = set()
+        self._progress = -1
+        self._idle = 0.0  # the seconds that were counted without progress
+
+    def check(self) -> tuple[list[tuple[int, str]], float | None]:
+        """Checks the session; to be called about every half second.
+
+        Returns:
+            The workers whose blocks take too long, each once for a block, with how long in words; and the
+            seconds without a block on a worker and without progress, None if they are not too many. Once they
+            are too many, they are counted anew.
+        """
+        now = self.runner.clock.now()
+        passed, self._checked = min(now - self._checked, _MOST), now
+        blocks = [block for block in self.runner.in_flight if block.worker is not None]
+        self._taken = {
+            block: self._taken.get(block, 0.0) + min(passed, now - block.since) for block in blocks
+        }
+        self._warned &= self._taken.keys()
+        return self._stuck_blocks(), self._seconds_idle(0.0 if blocks else passed)
+
+    def _stuck_blocks(self) -> list[tuple[int, str]]:
+        found = []
+        for block, taken in self._taken.items():
+            usual = (self.runner.step_seconds or 0.0) * block.steps
+            if block.worker is None or block in self._warned:
+                continue
+            if taken > max(self._timeout, _TIMES_SLOWER * usual):
+                self._warned.add(block)
+                what = f"it has been at work on {counted(block.steps, 'step')} for {taken:.0f} s"
+                found.append((block.worker, what))
+        return found
+
+    def _seconds_idle(self, passed: float) -> float | None:
+        progress = self.runner.progress
+        self._idle = self._idle + passed if passed and progress == self._progress else 0.0
+        self._progress = progress
+        if self._idle <= self._timeout:
+            return None
+        waited, self._idle = self._idle, 0.0
+        return waited
 
 
 class StuckAlarm:
@@ -45,9 +95,8 @@ class StuckAlarm:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._watched: list[_Watched] = []
+        self._watched: list[StuckDetection] = []
         self._thread: threading.Thread | None = None
-        self._warned: set[tuple[int, float]] = set()
 
     def watch(self, runner: BlockRunner) -> None:
         """Checks the blocks of a session until the session is over.
@@ -57,7 +106,7 @@ class StuckAlarm:
         """
         timeout = settings.stuck_timeout()
         with self._changed:
-            self._watched.append(_Watched(runner, timeout))
+            self._watched.append(StuckDetection(runner, timeout))
             self._changed.notify()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="dtrain-stuck-alarm", daemon=True)
@@ -68,41 +117,17 @@ class StuckAlarm:
             with self._changed:
                 self._changed.wait_for(lambda: self._watched)
             self._check_all()
-            time.sleep(_CHECK_INTERVAL)
+            REAL.sleep(_CHECK_INTERVAL)
 
     def _check_all(self) -> None:
         with self._changed:
             self._watched = [each for each in self._watched if not each.runner.over]
             watched = list(self._watched)
-            if not watched:
-                self._warned.clear()
         for each in watched:
-            blocks = [block for block in each.runner.in_flight if block.worker is not None]
-            self._check_blocks(each, blocks)
-            self._check_workers(each, idle=not blocks)
-
-    def _check_blocks(self, watched: _Watched, blocks: list[InFlightBlock]) -> None:
-        step_seconds = watched.runner.step_seconds
-        for block in blocks:
-            taken = time.monotonic() - block.since
-            usual = (step_seconds or 0.0) * block.steps
-            if block.worker is None or (block.worker, block.since) in self._warned:
-                continue
-            if taken > max(watched.timeout, _TIMES_SLOWER * usual):
-                self._warned.add((block.worker, block.since))
-                what = (
-                    f"it has been at work on {block.steps} step{'s' if block.steps > 1 else ''} for "
-                    f"{taken:.0f} s"
-                )
-                _alarm(block.worker, what, known=step_seconds is not None)
-
-    def _check_workers(self, watched: _Watched, *, idle: bool) -> None:
-        now, progress = time.monotonic(), watched.runner.progress
-        if progress != watched.progress or not idle:
-            watched.progress, watched.since = progress, now
-        elif now - watched.since > watched.timeout:
-            waited, watched.since = now - watched.since, now
-            for worker in range(watched.runner.workers):
+            stuck, waited = each.check()
+            for worker, what in stuck:
+                _alarm(worker, what, known=each.runner.step_seconds is not None)
+            for worker in range(each.runner.workers if waited is not None else 0):
                 if _is_there(worker) and _status(worker) is None:
                     _alarm(worker, f"nothing has happened for {waited:.0f} s", known=True)
 

@@ -15,11 +15,11 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dtrain import __version__
+from dtrain.clock import REAL, Clock
 from dtrain.cluster import without_task
 from dtrain.cluster.gpu_shares import gpu_shares
 from dtrain.cluster.gpus import visible_gpus
@@ -107,6 +107,7 @@ class Agent:
         welcome: the coordinator's first answer.
         gpus: one value of CUDA_VISIBLE_DEVICES for each worker; empty for all.
         interface: the network interface that tasks use; "" for any.
+        clock: the clock of all time limits.
 
     Attributes:
         signals: the signals that this process has received while it ran tasks.
@@ -119,6 +120,7 @@ class Agent:
         welcome: Welcome,
         gpus: Sequence[str] = (),
         interface: str = "",
+        clock: Clock = REAL,
     ) -> None:
         self._send = send
         self._interface = interface
@@ -137,6 +139,7 @@ class Agent:
             takes_reports=True,
             notices=(signal.SIGUSR1,),
             shared_secret=welcome.secret,
+            clock=clock,
         )
         self._launcher = LocalLauncher(self._session)
 
@@ -172,7 +175,7 @@ class Agent:
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, LocalProcess):
-            ago = max(0.0, time.monotonic() - event.ended_at)
+            ago = max(0.0, self._session.clock.now() - event.ended_at)
             code = -signal.SIGKILL if event.exit_code is None else event.exit_code
             self._send(Exited(self._starts[event], code, ago))
         elif isinstance(event, int):

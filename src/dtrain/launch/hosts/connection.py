@@ -7,18 +7,21 @@ sent nothing for a second sends an empty line, so that the other side can detect
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import select
 import threading
 from collections.abc import Callable
 
+from dtrain.clock import REAL, Clock
 from dtrain.errors import PeerMismatchError
 from dtrain.launch.hosts.link import BEAT
 from dtrain.launch.hosts.messages import LONGEST, HostMessage, Malformed, encode, parse
 
 _WAITING = 1024  # queued messages beyond which `send` blocks
 _CLOSE_SECONDS = 3.0  # seconds to write the last messages
+_CHECK = 1000  # milliseconds between two checks for silence
 
 
 class PipeConnection:
@@ -30,6 +33,7 @@ class PipeConnection:
             Lines that are no message are ignored, because remote shells may write lines of their own.
         on_end: called in that thread when the other side has closed its end, or was silent for too long.
         silence: seconds of silence after which the connection ends; no limit before the first message.
+        clock: the clock of that limit.
     """
 
     def __init__(
@@ -39,8 +43,10 @@ class PipeConnection:
         on_message: Callable[[HostMessage | PeerMismatchError], None],
         on_end: Callable[[], None],
         silence: float,
+        clock: Clock = REAL,
     ) -> None:
         self._on_message, self._on_end, self._silence = on_message, on_end, silence
+        self._clock = clock
         self._reading, self._writing = reading, writing
         self._outbox: queue.Queue[bytes] = queue.Queue(_WAITING)
         self._ended = threading.Event()
@@ -84,13 +90,20 @@ class PipeConnection:
 
     def _read(self) -> None:
         with contextlib.suppress(OSError), os.fdopen(self._reading, "rb", buffering=0) as pipe:
-            poller, rest, limit = select.poll(), b"", None
+            poller, rest, limit = select.poll(), b"", math.inf
             poller.register(pipe, select.POLLIN)
-            while poller.poll(limit) and (block := pipe.read(1 << 16)):
+            silent = self._clock.deadline(limit)
+            # What has come is read first: a process that was stopped itself does not take that for silence.
+            while (ready := poller.poll(_CHECK)) or not silent.passed():
+                if not ready:
+                    continue
+                if not (block := pipe.read(1 << 16)):
+                    break
                 *lines, rest = (rest + block).split(b"\n")
                 for line in lines:
                     if self._deliver(line):
-                        limit = 1000 * self._silence
+                        limit = self._silence
+                silent = self._clock.deadline(limit)
                 if len(rest) > LONGEST:
                     rest = b""
         self._ended.set()

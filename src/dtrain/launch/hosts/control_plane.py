@@ -19,6 +19,7 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
+from dtrain.clock import REAL, Clock, Deadline
 from dtrain.cluster.secret import Secret
 from dtrain.cluster.sockets import listen_at, loopback_host
 from dtrain.errors import PeerMismatchError, PortInUseError
@@ -45,6 +46,7 @@ _QUEUE = 4096  # messages that ZeroMQ keeps for a peer
 _WINDOW = 1024  # undelivered messages beyond which a server accepts none, and a client sends no output
 _CLOSE_SECONDS = 3.0  # seconds for the last messages to arrive
 _POLL = 200  # milliseconds
+_IDLE = 1.0  # seconds between two calls of `on_idle`
 
 
 def key_pair(secret: Secret, role: str) -> tuple[bytes, bytes]:
@@ -59,8 +61,9 @@ class _Endpoint(threading.Thread):
     `start` starts the thread.
     """
 
-    def __init__(self, kind: int, secret: Secret, role: str) -> None:
+    def __init__(self, kind: int, secret: Secret, role: str, clock: Clock) -> None:
         super().__init__(name=f"dtrain-control-{role}", daemon=True)
+        self._clock = clock
         self._context = zmq.Context()
         self._socket = self._context.socket(kind)
         self._socket.curve_publickey, self._socket.curve_secretkey = key_pair(secret, role)
@@ -80,15 +83,15 @@ class _Endpoint(threading.Thread):
         self._waking = threading.Lock()  # no write after the close: the number may then be another file's
         self._outbox: collections.deque[tuple[bytes, bytes]] = collections.deque()
         self._links: dict[bytes, Link] = {}  # by the other side's name
-        self._closing_at: float | None = None
+        self._closing: Deadline | None = None
         self._poller = zmq.Poller()
         for source in (self._socket, self._monitor, self._wake):
             self._poller.register(source, zmq.POLLIN)
 
     def close(self) -> None:
         """Send the queued messages, for a few seconds at most, and close the socket."""
-        if self._closing_at is None:
-            self._closing_at = time.monotonic() + _CLOSE_SECONDS
+        if self._closing is None:
+            self._closing = self._clock.deadline(_CLOSE_SECONDS)
             self._wake_up()
         if threading.current_thread() is not self:
             self.join(_CLOSE_SECONDS + 2.0)
@@ -127,9 +130,9 @@ class _Endpoint(threading.Thread):
         self._wake_up()
 
     def _over(self) -> bool:
-        if self._closing_at is None:
+        if self._closing is None:
             return False
-        return not (self._outbox or self._unacknowledged()) or time.monotonic() >= self._closing_at
+        return not (self._outbox or self._unacknowledged()) or self._closing.passed()
 
     def _read_monitor(self) -> None:
         with contextlib.suppress(zmq.Again):
@@ -173,7 +176,8 @@ class ControlServer(_Endpoint):
         on_message: called with an agent's name and its message, in a thread of its own, so that beats are
             still sent while it blocks, for instance on a terminal. Meanwhile about 1000 messages are queued.
         on_lost: called in that thread with the name of an agent that was silent for `LOST` seconds.
-        clock: the time in seconds; tests replace it.
+        on_idle: called in that thread about once a second.
+        clock: the clock of all time limits.
 
     Attributes:
         port: the port on which it listens.
@@ -190,10 +194,12 @@ class ControlServer(_Endpoint):
         secret: Secret,
         on_message: Callable[[bytes, HostMessage], None],
         on_lost: Callable[[bytes], None],
-        clock: Callable[[], float] = time.monotonic,
+        on_idle: Callable[[], None] = lambda: None,
+        clock: Clock = REAL,
     ) -> None:
-        super().__init__(zmq.ROUTER, secret, "server")
-        self._on_message, self._on_lost, self._clock = on_message, on_lost, clock
+        super().__init__(zmq.ROUTER, secret, "server", clock)
+        self._on_message, self._on_lost, self._on_idle = on_message, on_lost, on_idle
+        self._idle_at = clock.deadline(_IDLE)
         # Pairs of an agent's name and its message, or b"" when the agent is lost; None at the end.
         self._arrived: queue.SimpleQueue[tuple[bytes, bytes] | None] = queue.SimpleQueue()
         self._delivery = threading.Thread(target=self._deliver, name="dtrain-control-delivery", daemon=True)
@@ -246,7 +252,7 @@ class ControlServer(_Endpoint):
         for frames in self._read() if self._socket in ready else ():
             if len(frames) == 2:
                 self._receive(*frames)
-        now = self._clock()
+        now = self._clock.now()
         for peer, link in list(self._links.items()):
             link.tick()
             if now - link.heard_at > LOST:
@@ -262,7 +268,16 @@ class ControlServer(_Endpoint):
             self._arrived.put((peer, body))
 
     def _deliver(self) -> None:
-        while (found := self._arrived.get()) is not None:
+        while True:
+            if self._idle_at.passed():
+                self._idle_at = self._clock.deadline(_IDLE)
+                self._on_idle()
+            try:
+                found = self._arrived.get(timeout=_IDLE)
+            except queue.Empty:
+                continue
+            if found is None:
+                return
             peer, body = found
             if not body:
                 self._on_lost(peer)
@@ -305,6 +320,7 @@ class ControlClient(_Endpoint):
         secret: the job's secret.
         on_message: called in the client's thread with each message, or with the error of a message of another
             version.
+        clock: the clock of all time limits.
 
     Attributes:
         proved: whether both sides have ever proved to each other that they know the secret.
@@ -318,10 +334,11 @@ class ControlClient(_Endpoint):
         port: int,
         secret: Secret,
         on_message: Callable[[HostMessage | PeerMismatchError], None],
+        clock: Clock = REAL,
     ) -> None:
-        super().__init__(zmq.DEALER, secret, "client")
+        super().__init__(zmq.DEALER, secret, "client", clock)
         self._on_message = on_message
-        self._own = self._links[b""] = Link(self._write)
+        self._own = self._links[b""] = Link(self._write, clock)
         self.proved = self.connected = False
         self.unproved = 0
         self._socket.curve_serverkey = key_pair(secret, "server")[0]
@@ -340,14 +357,14 @@ class ControlClient(_Endpoint):
         For a line of output, the call blocks while too many messages are not acknowledged.
         """
         while isinstance(message, OutputLine) and self._own.unacknowledged + len(self._outbox) > _WINDOW:
-            if self._closing_at is not None:
+            if self._closing is not None:
                 return
             time.sleep(0.01)
         self._put(b"", message)
 
     def lease_left(self, lease: float = LEASE) -> float:
         """The seconds that are left of the lease; until then the coordinator does not give this agent up."""
-        return self._own.lease_from + lease - time.monotonic()
+        return self._own.lease_from + lease - self._clock.now()
 
     def _acknowledge_last(self) -> None:
         if self.proved:

@@ -12,7 +12,6 @@ import platform
 import signal
 import sys
 import threading
-import time
 from abc import abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -229,7 +228,7 @@ class HostsLauncher(Launcher):
             else:
                 self._fail(why())
 
-        connection = PipeConnection(reading, writing, receive, end, LOST)
+        connection = PipeConnection(reading, writing, receive, end, LOST, self.session.clock)
         connection.send(invite)
         return connection
 
@@ -318,13 +317,14 @@ class HostsLauncher(Launcher):
             return [agent for _, agent in sorted(self._agents.items()) if not agent.lost]
 
     def _wait_for_agents(self) -> None:
-        began = time.monotonic()
+        clock = self.session.clock
+        began = clock.now()
         while True:
             with self._changed:
                 self._changed.wait(_CHECK_INTERVAL)
             if self._failure is not None:
                 raise self._failure
-            missing = self._missing(time.monotonic() - began)
+            missing = self._missing(clock.now() - began)
             if missing is None:
                 return
             if missing:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import collections
 import struct
-import time
 from collections.abc import Callable, Iterator
+
+from dtrain.clock import REAL, Clock
 
 BEAT = 1.0
 """Seconds between two beats."""
@@ -29,14 +30,14 @@ class Link:
 
     Args:
         write: sends a frame, if that is possible without waiting; a frame may be lost.
-        clock: the time in seconds; tests replace it.
+        clock: the clock of beats and limits.
 
     Attributes:
         heard_at: when the last frame of the other side came.
         lease_from: when this side sent the newest beat that the other side has confirmed.
     """
 
-    def __init__(self, write: Callable[[bytes], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, write: Callable[[bytes], None], clock: Clock = REAL) -> None:
         self._write = write
         self._clock = clock
         self._number = 0  # the number of the last message sent
@@ -48,7 +49,7 @@ class Link:
         self._echo = 0
         self._sent_at = 0.0  # when the oldest of the waiting messages was last sent
         self._beat_at = float("-inf")
-        self.heard_at = self.lease_from = clock()
+        self.heard_at = self.lease_from = clock.now()
 
     @property
     def unacknowledged(self) -> int:
@@ -57,13 +58,13 @@ class Link:
 
     def renew(self) -> None:
         """Count the lease from now, because the other side has only just connected."""
-        self.lease_from = self._clock()
+        self.lease_from = self._clock.now()
 
     def send(self, body: bytes) -> None:
         """Send a message, which must not be empty."""
         self._number += 1
         if not self._waiting:
-            self._sent_at = self._clock()
+            self._sent_at = self._clock.now()
         self._waiting.append((self._number, body))
         self._frame(self._number, body)
 
@@ -78,7 +79,7 @@ class Link:
         mark, number, seen, beat, echo = _HEADER.unpack_from(frame)
         if mark != _MARK or seen > self._number or echo > self._beat:
             return
-        self.heard_at = self._clock()
+        self.heard_at = self._clock.now()
         self._echo = max(self._echo, beat)
         while self._beats and self._beats[0][0] <= echo:
             self.lease_from = self._beats.popleft()[1]
@@ -93,7 +94,7 @@ class Link:
 
     def tick(self) -> None:
         """Send a beat if one is due, and unacknowledged messages again; call it several times a second."""
-        now = self._clock()
+        now = self._clock.now()
         if now - self._beat_at < BEAT:
             return
         self._beat_at = now

@@ -10,10 +10,9 @@ import functools
 import itertools
 import socket
 import sys
-import threading
-import time
 from collections.abc import Iterator, Sequence
 
+from dtrain.clock import REAL, Clock, Deadline
 from dtrain.cluster import secret, settings
 from dtrain.cluster.interfaces import interface_address
 from dtrain.cluster.secret import Secret
@@ -31,6 +30,7 @@ from dtrain.log import logger
 from dtrain.topology import Topology, split_address
 
 _GONE = 3.0  # seconds of refused connections after which the coordinator counts as ended
+_ASK_INTERVAL = 0.5  # seconds between two tries to connect to it
 _UNPROVED = 8  # failed authentications after which the two secrets are taken to differ
 
 
@@ -78,15 +78,23 @@ class NodesLauncher(HostsLauncher):
         _own_address(spec.nodes)  # checks the interface before anything is started
         self._command = list(spec.command[1:])
         self._connected: dict[bytes, RemoteAgent] = {}
-        self._waiting: dict[int, tuple[bytes, Hello]] = {}  # by rank: the node that waits for a taken rank
-        self._late: list[threading.Timer] = []
+        # By rank: the node that waits for a taken rank, and until when.
+        self._waiting: dict[int, tuple[bytes, Hello, Deadline]] = {}
         self._server: ControlServer | None = None
 
     @contextlib.contextmanager
     def _agents_started(self) -> Iterator[None]:
         nodes = self._nodes
         host, port = split_address(nodes.rendezvous)
-        self._server = ControlServer(host, port, self._secret, self._on_message, self._on_lost)
+        self._server = ControlServer(
+            host,
+            port,
+            self._secret,
+            self._on_message,
+            self._on_lost,
+            self._refuse_late,
+            self.session.clock,
+        )
         self._server.start()
         own = [sys.executable, "-m", "dtrain.launch.hosts.agent"]
         interface = nodes.interface or ""
@@ -95,8 +103,6 @@ class NodesLauncher(HostsLauncher):
             with self._agent_over_pipes(own, invite):
                 yield
         finally:
-            for late in self._late:
-                late.cancel()
             self._server.close()
 
     def _missing(self, waited: float) -> str | None:
@@ -152,11 +158,8 @@ class NodesLauncher(HostsLauncher):
         with self._changed:
             other = self._agents.get(hello.node)
             if other is not None and not other.lost and hello.node not in self._waiting:
-                self._waiting[hello.node] = peer, hello
-                late = threading.Timer(control_plane.LOST + 1.0, self._no_longer, (server, peer, hello))
-                late.daemon = True
-                late.start()
-                self._late.append(late)
+                until = self.session.clock.deadline(control_plane.LOST + 1.0)
+                self._waiting[hello.node] = peer, hello, until
                 self.session.say(f"Node {hello.node} ({hello.host}) waits until {other} counts as lost.")
                 return
             found = self._register(functools.partial(server.send, peer), hello)
@@ -166,12 +169,13 @@ class NodesLauncher(HostsLauncher):
                 self.session.say(f"{found} has joined, from {hello.address or 'this host'}{waits}.")
                 self.session.events.put(0)  # an elastic job may grow
 
-    def _no_longer(self, server: ControlServer, peer: bytes, hello: Hello) -> None:
-        """Refuse a node that has waited for a rank whose holder was not lost meanwhile."""
+    def _refuse_late(self) -> None:
+        """Refuse the nodes that have waited for a rank whose holder was not lost meanwhile."""
         with self._changed:
-            if self._waiting.get(hello.node) == (peer, hello) and not self._over:
-                self._join(server, peer, hello)  # refuses it, because it is still in `_waiting`
-                del self._waiting[hello.node]
+            for node, (peer, hello, until) in list(self._waiting.items()):
+                if until.passed() and not self._over and self._server is not None:
+                    self._join(self._server, peer, hello)  # refuses it, because it is still in `_waiting`
+                    del self._waiting[node]
 
     def _on_lost(self, peer: bytes) -> None:
         with self._changed:  # the engine must not see the rank empty before the waiting node has taken it
@@ -182,15 +186,16 @@ class NodesLauncher(HostsLauncher):
             self._lose(agent, f"nothing was heard of it for {control_plane.LOST:g} s")
             waiting = self._waiting.pop(agent.hello.node, None)
             if waiting is not None and self._server is not None:
-                self._join(self._server, *waiting)
+                self._join(self._server, *waiting[:2])
 
 
-def join_nodes(nodes: Nodes, command: Sequence[str]) -> int:
+def join_nodes(nodes: Nodes, command: Sequence[str], clock: Clock = REAL) -> int:
     """Run as a node other than the first: follow the coordinator until the job ends.
 
     Args:
         nodes: the job's nodes, and which of them this is.
         command: the argument vector of the job's program, which node 0 has too.
+        clock: the clock of all time limits.
 
     Returns:
         The exit status of the job; 128 + the signal if this process received a signal that the coordinator
@@ -206,12 +211,12 @@ def join_nodes(nodes: Nodes, command: Sequence[str]) -> int:
     _own_address(nodes)
     host, port = split_address(nodes.rendezvous)
     inbox = Inbox()
-    client = ControlClient(host, port, known, inbox.put)
+    client = ControlClient(host, port, known, inbox.put, clock)
     client.start()
     try:
-        welcome = _welcomed(nodes, client, inbox, command)
-        watch = _CoordinatorWatch(host, port, client)
-        agent = Agent(client.send, inbox, welcome, nodes.gpus, nodes.interface or "")
+        welcome = _welcomed(nodes, client, inbox, command, clock)
+        watch = _CoordinatorWatch(host, port, client, clock)
+        agent = Agent(client.send, inbox, welcome, nodes.gpus, nodes.interface or "", clock)
         end = agent.run(watch.cut_off)
     finally:
         client.close()
@@ -229,10 +234,12 @@ def join_nodes(nodes: Nodes, command: Sequence[str]) -> int:
     )
 
 
-def _welcomed(nodes: Nodes, client: ControlClient, inbox: Inbox, command: Sequence[str]) -> Welcome:
+def _welcomed(
+    nodes: Nodes, client: ControlClient, inbox: Inbox, command: Sequence[str], clock: Clock
+) -> Welcome:
     """Introduce this node, and wait until it is part of the job."""
     host, port = split_address(nodes.rendezvous)
-    deadline = time.monotonic() + nodes.join_timeout
+    deadline = clock.deadline(nodes.join_timeout)
     introduced = False
     while True:
         if client.proved and not introduced:
@@ -250,7 +257,7 @@ def _welcomed(nodes: Nodes, client: ControlClient, inbox: Inbox, command: Sequen
                 f"What answers at {nodes.rendezvous} does not know the secret of node {nodes.rank}.",
                 hint="Give all nodes the same --secret-file; or another job or program has this port.",
             )
-        if time.monotonic() > deadline:
+        if deadline.passed():
             raise PeerMissingError(
                 f"Node {nodes.rank} has waited {nodes.join_timeout:g} s for the coordinator at "
                 f"{nodes.rendezvous}: {_what_answers(host, port)}.",
@@ -290,12 +297,13 @@ class _CoordinatorWatch:
         gone: whether the coordinator's port has refused connections for `_GONE` seconds, so it has ended.
     """
 
-    def __init__(self, host: str, port: int, client: ControlClient) -> None:
+    def __init__(self, host: str, port: int, client: ControlClient, clock: Clock = REAL) -> None:
         # Resolved now: without its network, a node would wait for a name server longer than its lease.
         self._places = _resolved(host, port)
         self._client = client
-        self._refused_since: float | None = None
-        self._asked_at = 0.0
+        self._clock = clock
+        self._gone_at: Deadline | None = None  # if the connections are refused until then
+        self._ask_at = clock.deadline(0.0)
         self.gone = False
 
     def cut_off(self) -> bool:
@@ -305,19 +313,18 @@ class _CoordinatorWatch:
         if not self._client.connected:
             self._ask()
         else:
-            self._refused_since = None
+            self._gone_at = None
         return self.gone or self._client.lease_left() <= 0
 
     def _ask(self) -> None:
-        now = time.monotonic()
-        if now - self._asked_at < 0.5:
+        if not self._ask_at.passed():
             return
-        self._asked_at = now
+        self._ask_at = self._clock.deadline(_ASK_INTERVAL)
         if all(map(_refuses, self._places)):
-            self._refused_since = self._refused_since or now
-            self.gone = now - self._refused_since >= _GONE
+            self._gone_at = self._gone_at or self._clock.deadline(_GONE)
+            self.gone = self._gone_at.passed()
         else:
-            self._refused_since = None
+            self._gone_at = None
 
 
 def _resolved(host: str, port: int) -> list[tuple[str, int]]:

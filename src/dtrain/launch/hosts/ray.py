@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -164,7 +163,7 @@ class RayLauncher(HostsLauncher):
         elif kind == "message":
             self.session.say(about["line"])
         elif kind == "cluster":
-            self._cluster, self._heard_at = about["text"], time.monotonic()
+            self._cluster, self._heard_at = about["text"], self.session.clock.now()
 
     def _accept(self, server: socket.socket) -> None:
         """Accept the agents' connections, which Ray's driver makes, until the socket is closed."""
@@ -214,7 +213,7 @@ class RayLauncher(HostsLauncher):
         each = " and ".join(filter(None, [counted(self._wanted.cpus, "CPU"), self._gpus_in_words()]))
         if not self._cluster and not self._addresses:
             return f"Ray at {self._wanted.address} has not answered in {waited:.0f} s."
-        silent = time.monotonic() - self._heard_at
+        silent = self.session.clock.now() - self._heard_at
         if self._cluster and silent > _SILENT:
             return f"Ray at {self._wanted.address} has not answered for {silent:.0f} s: has its head ended?"
         return (
@@ -276,16 +275,16 @@ class RayLauncher(HostsLauncher):
             RayError: Ray's driver has ended.
             ProcessEnd: this process has received a signal.
         """
-        began = time.monotonic()
+        began = self.session.clock.now()
         with self._changed:
-            while not condition() and time.monotonic() - began < self._wanted.join_timeout:
+            while not condition() and self.session.clock.now() - began < self._wanted.join_timeout:
                 if self._ended.is_set() and self._failure is not None:
                     raise self._failure
                 if self.session.signalled:
                     self._status = 128 + self.session.signalled
                     raise ProcessEnd(self._status)
                 self._changed.wait(_CHECK_INTERVAL)
-        return time.monotonic() - began
+        return self.session.clock.now() - began
 
 
 def threads(cpus: int) -> dict[str, str]:

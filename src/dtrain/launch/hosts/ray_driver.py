@@ -17,11 +17,11 @@ import os
 import socket
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dtrain.clock import REAL, Clock
 from dtrain.errors import DtrainError, PeerMismatchError, RayError
 from dtrain.launch.hosts.ray_actor import AgentActor
 from dtrain.words import counted
@@ -64,8 +64,8 @@ class _Driver:
         self._over = threading.Event()
         self._waiting = set(range(len(order.bundles)))
 
-    def run(self, ended: threading.Event) -> None:
-        """Serve the launcher until `ended`.
+    def run(self, ended: threading.Event, clock: Clock = REAL) -> None:
+        """Serve the launcher until `ended`, and end all agents within some seconds on a clock.
 
         Raises:
             RayError: Ray cannot be used.
@@ -86,10 +86,10 @@ class _Driver:
             if self._waiting:
                 self._note(kind="cluster", text=_resources())
         self._over.set()
-        deadline = time.monotonic() + _END_SECONDS
+        deadline = clock.deadline(_END_SECONDS)
         for node, thread in enumerate(threads):
             if node not in self._waiting:
-                thread.join(max(0.0, deadline - time.monotonic()))
+                thread.join(deadline.left())
         ray.shutdown()
 
     def _groups(self) -> list[tuple[Any, int]]:

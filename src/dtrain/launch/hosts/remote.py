@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import signal
 import threading
-import time
 from collections.abc import Callable, Collection
 
 from dtrain.launch.hosts.messages import (
@@ -147,7 +146,7 @@ class RemoteTask(TaskHandle):
         with self._ending:
             if self.exit_code is not None:
                 return
-            self.ended_at = time.monotonic() - max(0.0, seconds_ago)
+            self.ended_at = self._session.clock.now() - max(0.0, seconds_ago)
             self.exit_code = code
         self._session.events.put(self)
 

@@ -1,0 +1,77 @@
+"""The rules of liveness between workers: who is due a sign of life, and whose silence means that it is lost.
+
+Silence is counted while this process runs, so that nobody is lost because this process was stopped. Nothing
+is sent or closed here: `peers` does that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from dtrain.clock import REAL, Clock
+
+CHECK_INTERVAL = 1.0
+"""Seconds between two checks of who is alive."""
+
+_BEAT = 2.0  # seconds after the last frame until a sign of life is sent
+_STOPPED = 8.0  # seconds of silence after which a process of this machine that is stopped is lost
+# A worker that holds Python's lock is silent too. A broken link ends its connection much earlier.
+_SILENT = 600.0  # seconds of silence after which a worker of another machine is lost
+
+
+class PeerLiveness:
+    """When this worker last heard each of its peers, and when it last sent something to them.
+
+    Between two checks at most `CHECK_INTERVAL` seconds count as silence, because a process that runs checks
+    as often. More means that this process itself was stopped or very busy.
+
+    Args:
+        workers: the numbers of the peers.
+        runs: whether a peer is a process of this machine that runs, and is not stopped; None if it is on
+            another machine.
+        clock: the clock of all limits.
+    """
+
+    def __init__(
+        self, workers: Iterable[int], runs: Callable[[int], bool | None], clock: Clock = REAL
+    ) -> None:
+        self._runs = runs
+        self._clock = clock
+        self._checked = clock.now()
+        self._counted = 0.0  # the seconds that this process has run, up to the last check
+        self._heard = dict.fromkeys(workers, 0.0)  # by `_seconds_run`
+        self._sent = dict.fromkeys(self._heard, self._checked)  # by the clock
+
+    def note_heard(self, worker: int) -> None:
+        """Notes that bytes of a peer have come."""
+        self._heard[worker] = self._seconds_run()
+
+    def note_sent(self, worker: int) -> None:
+        """Notes that a frame was sent to a peer."""
+        self._sent[worker] = self._clock.now()
+
+    def check_is_due(self) -> bool:
+        """Whether `CHECK_INTERVAL` has passed since the last check; if so, the time until now is counted."""
+        if self._clock.now() - self._checked < CHECK_INTERVAL:
+            return False
+        self._counted, self._checked = self._seconds_run(), self._clock.now()
+        return True
+
+    def is_due(self, worker: int) -> bool:
+        """Whether a peer is due a sign of life."""
+        return self._clock.now() - self._sent[worker] >= _BEAT
+
+    def silence(self, worker: int) -> float:
+        """The seconds, while this process ran, since the last bytes of a peer."""
+        return self._seconds_run() - self._heard[worker]
+
+    def is_lost(self, worker: int) -> bool:
+        """Whether the silence of a peer means that it is lost. A busy process of this machine never is."""
+        silence = self.silence(worker)
+        if silence < _STOPPED:
+            return False
+        runs = self._runs(worker)
+        return runs is False or (runs is None and silence >= _SILENT)
+
+    def _seconds_run(self) -> float:
+        return self._counted + min(CHECK_INTERVAL, self._clock.now() - self._checked)
