@@ -21,6 +21,7 @@ from dtrain.monitor.line_files import parse_events
 from dtrain.monitor.report.thinning import thin_curve
 from dtrain.monitor.run_directory import RunDirectory, is_locked, lock_run_directory
 from dtrain.monitor.run_reader import read_run
+from given_clock import GivenClock
 from run_directories import write_metrics, write_run
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)> \" onload='x' & \x00\ud800"
@@ -323,14 +324,15 @@ def test_who_asks_for_the_lock_does_not_keep_a_run_out(tmp_path: Path) -> None:
     asking = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(asking, fcntl.LOCK_SH)
     assert is_locked(directory) is False, "two who ask do not take each other for a run"
-    pauses: list[float] = []
 
-    def pause(seconds: float) -> None:
-        pauses.append(seconds)
-        os.close(asking)  # a second pause would fail here
+    class Ending(GivenClock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            os.close(asking)  # a second pause would fail here
 
-    lock_run_directory(directory, sleep=pause)
-    assert len(pauses) == 1
+    clock = Ending()
+    lock_run_directory(directory, clock=clock)
+    assert clock.now() > 1000.0
     assert is_locked(directory) is True
 
 
