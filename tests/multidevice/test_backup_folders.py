@@ -158,7 +158,7 @@ def test_a_rate_that_training_has_changed_is_no_other_setting(
     assert float(model.optimizer.learning_rate) == pytest.approx(0.025)
     assert "other settings" not in caplog.text
     build(keras.optimizers.SGD(0.2)).fit(X, Y, epochs=3, verbose=0, callbacks=[halved, backup])
-    assert "the optimizer's learning_rate was 0.1" in caplog.text
+    assert "the optimizer's learning_rate was 0.05 and is 0.2" in caplog.text
 
 
 def test_another_optimizer_of_the_same_shapes_is_refused(tmp_path: Path) -> None:

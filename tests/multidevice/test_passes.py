@@ -176,7 +176,8 @@ def test_one_iterator_serves_for_passes_in_order(monkeypatch: pytest.MonkeyPatch
     assert own is not None
     assert not isinstance(own, BufferedPasses)
     begun = []
-    monkeypatch.setattr(source, "set_next", lambda *place: begun.append(place))
+    set_next = source.set_next
+    monkeypatch.setattr(source, "set_next", lambda *place: (begun.append(place), set_next(*place)))
     for _ in range(3):
         list(own)
         source.next = source.next[0] + 1, 0
