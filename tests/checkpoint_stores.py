@@ -10,8 +10,6 @@ import tensorflow as tf
 from dtrain.checkpoint.store import CheckpointStore
 from dtrain.checkpoint.stored import committed
 
-PATIENCE = 20.0  # seconds; far more than a save of these sizes takes
-
 
 def tensors(value: float = 1.0) -> dict[str, tf.Tensor]:
     return {"kernel": tf.fill([3, 2], value), "python": tf.constant(b"state of %d" % value)}
@@ -19,7 +17,7 @@ def tensors(value: float = 1.0) -> dict[str, tf.Tensor]:
 
 def saved(written: CheckpointStore, step: int, value: float | None = None, **more: Any) -> None:
     written.save(step, tensors(step if value is None else value), **more)
-    assert written.wait(PATIENCE)
+    assert written.wait()
 
 
 def steps(directory: Any) -> list[int]:

@@ -7,7 +7,6 @@ engine does not know the listeners, and this module reacts to no event itself.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -147,12 +146,10 @@ class PartEnds(NamedTuple):
     Attributes:
         part: one of `PARTS`.
         name: a name under which the seconds are recorded as well, or "".
-        seconds: the duration.
     """
 
     part: str
     name: str
-    seconds: float
 
 
 class EpochEnds(NamedTuple):
@@ -299,11 +296,10 @@ def part(part: str, name: str = "", *, doing: str = "") -> Iterator[None]:
         doing: the part that progress reports show instead of this one, or "".
     """
     emit(PartBegins(part, doing or part))
-    begun = time.perf_counter()
     try:
         yield
     finally:
-        emit(PartEnds(part, name, time.perf_counter() - begun))
+        emit(PartEnds(part, name))
 
 
 def waiting_for_others() -> contextlib.AbstractContextManager[None]:

@@ -10,7 +10,6 @@ import collections
 import faulthandler
 import signal
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -45,7 +44,7 @@ class ProgressReporter:
     """The progress of this process: the training thread records it, and a second thread sends it.
 
     Args:
-        clock: knows which part of the time the process is in, and how long the steps take.
+        clock: knows which part of the time the process is in, how long the steps take, and the time.
 
     Attributes:
         step: the training step: the optimizer's count, if it is known.
@@ -62,6 +61,9 @@ class ProgressReporter:
         self._between = (0, 0)  # the count of the last `BetweenSteps` event, and `self.done` at that time
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
+        self._means = StepMeans()
+        self._sent: tuple[Any, ...] = ()
+        self._sent_at = 0.0
 
     @property
     def phase(self) -> str:
@@ -119,28 +121,29 @@ class ProgressReporter:
         self._thread.start()
 
     def _report(self) -> None:
-        means = StepMeans()
-        sent: tuple[Any, ...] = ()
-        sent_at = -ALIVE_SECONDS
         while True:
             self._wake.wait(REPORT_SECONDS)
             self._wake.clear()
-            found = step, phase, done, train = self.step, self.phase, self.done, self._kind == "fit"
-            now = time.monotonic()
-            each, own, reading, between = means.after(now, self._clock.totals)
-            if found == sent and now - sent_at < ALIVE_SECONDS:
-                continue
-            if channel.report_progress(
-                step,
-                phase,
-                train=train,
-                done=done,
-                seconds_per_step=each,
-                own_seconds=own,
-                own_input=reading,
-                own_callbacks=between,
-            ):
-                sent, sent_at = found, now
+            self.report()
+
+    def report(self) -> None:
+        """Sends a report if there is progress, or if the last one is `ALIVE_SECONDS` old."""
+        found = step, phase, done, train = self.step, self.phase, self.done, self._kind == "fit"
+        now = self._clock.now()
+        each, own, reading, between = self._means.after(now, self._clock.totals)
+        if found == self._sent and now - self._sent_at < ALIVE_SECONDS:
+            return
+        if channel.report_progress(
+            step,
+            phase,
+            train=train,
+            done=done,
+            seconds_per_step=each,
+            own_seconds=own,
+            own_input=reading,
+            own_callbacks=between,
+        ):
+            self._sent, self._sent_at = found, now
 
 
 class StepMeans:
@@ -154,7 +157,7 @@ class StepMeans:
         """The means of `Totals.per_step` over the most recent window; None where unknown.
 
         Args:
-            now: the time in seconds, by `time.monotonic`.
+            now: the time in seconds.
             totals: the present totals.
         """
         if not self._seen or totals.steps != self._seen[-1][1].steps:

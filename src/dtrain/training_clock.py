@@ -7,11 +7,11 @@ All times that dtrain reports are measured here, at the engine's events. Rates a
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from dtrain import events
+from dtrain.clock import REAL, Clock
 from dtrain.events import PARTS
 from dtrain.training_rate import TRAINING, Figures
 
@@ -107,7 +107,7 @@ class Mark(NamedTuple):
     """What the clock shows at one moment.
 
     Attributes:
-        at: the time, by `time.perf_counter`.
+        at: the time in seconds, by the clock's `now`.
         parts: the seconds so far, by part (`events.PARTS`).
         named: the seconds so far, by name, of the parts with a name that have ended.
         totals: the seconds of the usual training steps.
@@ -146,6 +146,9 @@ class TrainingClock:
 
     Other threads may read the clock; their own time is not counted.
 
+    Args:
+        clock: tells the time.
+
     Attributes:
         doing: the part that began last, even if its time counts for an enclosing part.
         totals: the seconds of the usual training steps.
@@ -154,15 +157,16 @@ class TrainingClock:
             counts as `start`, except their reading.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = REAL) -> None:
+        self.now = clock.now
         self.doing = "other"
         self.totals = Totals()
         self.trained = self.traced = Counts()
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._part = "other"
-        self._since = time.perf_counter()
+        self._since = self.now()
         self._owner = threading.get_ident()
-        self._pushed: list[tuple[str, str]] = []  # `_part` and `doing` before each `push`
+        self._pushed: list[tuple[str, str, float]] = []  # `_part`, `doing` and the time at each
         self._named: dict[str, float] = {}
         self._parts_of_names: dict[str, str] = {}
         self._outer: list[tuple[Counts, Counts]] = []  # `trained` and `traced` when each running loop began
@@ -180,7 +184,7 @@ class TrainingClock:
             part: one of `events.PARTS`.
             doing: as for `push`.
         """
-        now = time.perf_counter()
+        now = self.now()
         if threading.get_ident() == self._owner:
             self.doing = doing or part
             if not self._pushed:
@@ -197,17 +201,21 @@ class TrainingClock:
             doing: the value of the attribute `doing` meanwhile, if not this part.
         """
         if threading.get_ident() == self._owner:
-            self._pushed.append((self._part, self.doing))
+            now = self.now()
+            self._pushed.append((self._part, self.doing, now))
             self.doing = doing or part
             if len(self._pushed) == 1:
-                self._change(part, time.perf_counter())
+                self._change(part, now)
 
-    def pop(self) -> None:
-        """End the last `push`."""
-        if self._pushed and threading.get_ident() == self._owner:
-            part, self.doing = self._pushed.pop()
-            if not self._pushed:
-                self._change(part, time.perf_counter())
+    def pop(self) -> float:
+        """End the last `push`, and return the seconds since then; 0.0 in another thread."""
+        if not self._pushed or threading.get_ident() != self._owner:
+            return 0.0
+        now = self.now()
+        part, self.doing, begun = self._pushed.pop()
+        if not self._pushed:
+            self._change(part, now)
+        return now - begun
 
     def move(
         self, source: str, target: str, seconds: float | None = None, *, since: Mapping[str, float]
@@ -223,7 +231,7 @@ class TrainingClock:
         """
         if self._pushed or threading.get_ident() != self._owner:
             return
-        self._change(self._part, time.perf_counter())  # also count the running part up to now
+        self._change(self._part, self.now())  # also count the running part up to now
         most = max(0.0, self._seconds[source] - since[source])
         moved = most if seconds is None else min(max(seconds, 0.0), most)
         self._seconds[source] -= moved
@@ -233,7 +241,7 @@ class TrainingClock:
         """The seconds by part, up to now."""
         part, since = self._part, self._since
         found = dict(self._seconds)
-        found[part] += time.perf_counter() - since
+        found[part] += self.now() - since
         return found
 
     def part_of(self, name: str) -> str:
@@ -243,7 +251,7 @@ class TrainingClock:
     def mark(self) -> Mark:
         """A mark of the present moment."""
         seconds = self.seconds()
-        return Mark(time.perf_counter(), seconds, dict(self._named), self.totals, self.trained, self.traced)
+        return Mark(self.now(), seconds, dict(self._named), self.totals, self.trained, self.traced)
 
     def _change(self, part: str, now: float) -> None:
         self._seconds[self._part] += now - self._since
@@ -337,11 +345,11 @@ class TrainingClock:
         self.push(event.part, event.doing)
 
     def _handle_part_ends(self, event: events.PartEnds) -> None:
-        self.pop()
+        seconds = self.pop()
         if event.part == "communication":
-            self._waited += event.seconds
+            self._waited += seconds
         if event.name and threading.get_ident() == self._owner:
-            self._named[event.name] = self._named.get(event.name, 0.0) + event.seconds
+            self._named[event.name] = self._named.get(event.name, 0.0) + seconds
             self._parts_of_names[event.name] = event.part
 
 

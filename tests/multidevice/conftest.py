@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import pytest
 import tensorflow as tf
 
+from dtrain.training_clock import clock
+from given_clock import GivenClock
+
 _CPU = tf.config.list_physical_devices("CPU")[0]
 # When the folder is collected, so before any test of the run starts TensorFlow's devices.
 if tf.config.get_logical_device_configuration(_CPU) is None:
@@ -28,6 +31,26 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]
         monkeypatch.delenv(name, raising=False)
     with monkeypatch.context() as patch:
         yield patch
+
+
+class TrainingTime(GivenClock):
+    """A given clock that each look moves by `tick` seconds."""
+
+    tick = 0.0
+
+    def now(self) -> float:
+        self.at += self.tick
+        return self.at
+
+
+@pytest.fixture
+def training_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainingTime]:
+    """The clock by which training is measured: its time passes where a test says so, and only there."""
+    given = TrainingTime(clock.now())
+    with monkeypatch.context() as patch:
+        patch.setattr(clock, "now", given.now)
+        yield given
+    clock.enter("other")  # count what lies between both clocks now, not in the next test
 
 
 @pytest.fixture(autouse=True)

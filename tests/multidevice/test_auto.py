@@ -121,7 +121,6 @@ def test_auto_in_a_process_of_its_own(
         env=os.environ | variables,
         capture_output=True,
         text=True,
-        timeout=60,
     )
     assert done.stdout.strip() == found, done.stderr
     assert next(line for line in done.stderr.splitlines() if line.startswith("dtrain: ")).startswith(

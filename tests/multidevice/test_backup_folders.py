@@ -18,6 +18,7 @@ from dtrain.checkpoint import Checkpoints, folder_lock
 from dtrain.checkpoint.group import Group
 from dtrain.errors import CheckpointError, ConfigurationError
 from dtrain.keras_engine.protocol import ReplicaLayout
+from given_clock import GivenClock
 from refusals import refused
 
 X = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
@@ -25,12 +26,12 @@ Y = X.sum(axis=1, keepdims=True)
 LIMIT = 120.0
 
 OWNER = """
-import fcntl, json, os, sys, time
+import fcntl, json, os, signal, sys
 descriptor = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
 fcntl.lockf(descriptor, fcntl.LOCK_EX)
 os.pwrite(descriptor, json.dumps({"host": "there", "pid": os.getpid(), "since": 0}).encode(), 0)
 print("held", flush=True)
-time.sleep(100)
+signal.pause()
 """
 
 JOB = """
@@ -60,6 +61,7 @@ def fit(folder: Path, optimizer: Any, epochs: int, seed: int = 1) -> Any:
 
 def test_a_folder_that_another_process_uses(tmp_path: Path) -> None:
     alone = ReplicaLayout(), Group(members=(0,), mine=0, token="a")
+    clock = GivenClock()
     fit(tmp_path, keras.optimizers.SGD(0.1), 1)
     before = sorted(tmp_path.rglob("*"))
     assert not list(tmp_path.rglob(folder_lock.NAME))
@@ -68,7 +70,8 @@ def test_a_folder_that_another_process_uses(tmp_path: Path) -> None:
         try:
             assert owner.stdout is not None and owner.stdout.readline() == "held\n"
             with refused(CheckpointError, tmp_path, f"process {owner.pid}", "'there'"):
-                folder_lock.FolderLock(str(tmp_path), *alone, patience=0.3)
+                folder_lock.FolderLock(str(tmp_path), *alone, clock=clock)
+            assert clock.now() - 1000.0 == pytest.approx(folder_lock.PATIENCE, abs=0.11)
         finally:
             owner.kill()
     # What a killed owner has left blocks nobody.
@@ -91,9 +94,9 @@ def test_a_later_attempt_takes_a_folder_over_and_the_earlier_one_commits_nothing
             (tmp_path / folder_lock.NAME).write_text(json.dumps(about))
             monkeypatch.setenv("DTRAIN_ATTEMPT", "1")
             with refused(CheckpointError, tmp_path, f"process {owner.pid}"):
-                folder_lock.FolderLock(str(tmp_path), *alone, patience=0.3)
+                folder_lock.FolderLock(str(tmp_path), *alone, clock=GivenClock())
             monkeypatch.setenv("DTRAIN_ATTEMPT", "2")
-            lock = folder_lock.FolderLock(str(tmp_path), *alone, patience=0.3)
+            lock = folder_lock.FolderLock(str(tmp_path), *alone)
             lock.check()
         finally:
             owner.kill()
@@ -105,7 +108,7 @@ def test_a_later_attempt_takes_a_folder_over_and_the_earlier_one_commits_nothing
     (tmp_path / folder_lock.NAME).unlink()
     (tmp_path / folder_lock.NAME).write_text("the later attempt's")
     checkpoints._folder.store.save(2, {})
-    assert checkpoints._folder.store.wait(30)
+    assert checkpoints._folder.store.wait()
     assert "A later attempt of this job has" in (checkpoints._folder.store.take_problem() or "")
     with refused(CheckpointError, tmp_path, "was replaced while it was stopped or cut off"):
         checkpoints.save(3)
@@ -154,6 +157,8 @@ def test_a_rate_that_training_has_changed_is_no_other_setting(
         model.fit(X, Y, epochs=epochs, verbose=0, callbacks=[halved, backup])
     assert float(model.optimizer.learning_rate) == pytest.approx(0.025)
     assert "other settings" not in caplog.text
+    build(keras.optimizers.SGD(0.2)).fit(X, Y, epochs=3, verbose=0, callbacks=[halved, backup])
+    assert "the optimizer's learning_rate was 0.05 and is 0.2" in caplog.text
 
 
 def test_another_optimizer_of_the_same_shapes_is_refused(tmp_path: Path) -> None:

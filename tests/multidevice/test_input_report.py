@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from typing import Any
+from unittest.mock import ANY
 
 import keras
 import numpy as np
@@ -12,15 +13,18 @@ import pytest
 import tensorflow as tf
 
 import dtrain
-from dtrain import monitor
+from dtrain import events, monitor
+from dtrain.keras_engine.fit_reports import TimeReport
 from dtrain.keras_engine.input_advice import advice_for, tuned
+from dtrain.keras_engine.protocol import ReplicaLayout
+from given_clock import GivenClock
 
 X, Y = np.ones((320, 4), np.float32), np.ones((320, 1), np.float32)
 Dataset = tf.data.Dataset
 
 
 @tf.autograph.experimental.do_not_convert
-def slowly(x: Any, y: Any) -> Any:
+def in_python(x: Any, y: Any) -> Any:
     def sleep(z: Any) -> Any:
         time.sleep(0.002)
         return z
@@ -41,34 +45,57 @@ def model() -> Any:
     return model
 
 
-def fit(model: Any, caplog: pytest.LogCaptureFixture, data: Any, **more: Any) -> tuple[Any, list[str]]:
+def two_epochs(
+    clock: GivenClock, caplog: pytest.LogCaptureFixture, data: Any, *, reading: float
+) -> tuple[TimeReport, list[str]]:
+    """What is reported of two epochs of 40 steps that take 10 ms each, after `reading` seconds."""
     caplog.clear()
-    with caplog.at_level(logging.WARNING, logger="dtrain"):
-        history = model.fit(data, epochs=2, verbose=0, **more)
-    return history, [record.getMessage() for record in caplog.records if "waited for data" in record.message]
+    report = TimeReport(ReplicaLayout(), data)
+    with caplog.at_level(logging.WARNING, logger="dtrain"), events.loop("fit"):
+        for epoch in range(2):
+            report.on_epoch_begin(epoch)
+            for _ in range(40):
+                events.emit(events.InputBegins(data))
+                clock.pass_by(reading)
+                events.emit(events.StepBegins())
+                clock.pass_by(0.01)
+                events.emit(events.StepsEnd())
+                events.emit(events.CallEnds(train=True))
+            report.on_epoch_end(epoch)
+    return report, [record.getMessage() for record in caplog.records if "waited for data" in record.message]
 
 
 def test_slow_data_are_named_with_their_share_and_what_would_help(
-    model: Any, caplog: pytest.LogCaptureFixture
+    training_time: GivenClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    history, said = fit(model, caplog, Dataset.from_tensor_slices((X, Y)).map(slowly).batch(8))
-    first, second = history.input_report
-    assert [first["epoch"], second["epoch"]] == [0, 1]
-    assert second["steps"] == 40
-    assert 0.5 < second["share"] <= 1.0
-    assert second["waiting"] <= second["seconds"]
+    data = Dataset.from_tensor_slices((X, Y)).map(in_python).batch(8)
+    report, said = two_epochs(training_time, caplog, data, reading=0.04)
+    first, second = report._inputs
+    assert second == {"epoch": 1, "steps": 40, "seconds": 2.0, "waiting": 1.6, "share": 0.8, "advice": ANY}
     assert any("num_parallel_calls" in line for line in first["advice"])
     assert len(said) == 2, "once an epoch"
-    assert "of epoch 1" in said[0] and "Hint: examples are made in Python" in said[0]
+    assert "80% of the time of epoch 1 (1.60 of 2.00 s). Hint: examples are made in Python" in said[0]
     assert "of epoch 2" in said[1] and "Hint" not in said[1], "what would help is said once"
+    for each in report._epochs:
+        assert [(cause["cause"], cause["share"]) for cause in each["causes"]] == [("input", 0.8)]
 
 
-def test_data_that_keep_up_are_not_named(model: Any, caplog: pytest.LogCaptureFixture) -> None:
-    history, said = fit(model, caplog, X, y=Y, batch_size=32)
+@pytest.mark.parametrize("reading", [0.002, 0.006])
+def test_data_that_keep_up_are_not_named(
+    reading: float, training_time: GivenClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sixth of the time is little; a third of it is much, but not a quarter of a second."""
+    report, said = two_epochs(training_time, caplog, X, reading=reading)
     assert not said
-    assert [set(each) for each in history.input_report] == [
-        {"epoch", "steps", "seconds", "waiting", "share"}
-    ] * 2
+    assert [set(each) for each in report._inputs] == [{"epoch", "steps", "seconds", "waiting", "share"}] * 2
+    assert [each["causes"] for each in report._epochs] == [[], []]
+
+
+def test_a_fit_measures_how_long_it_waits(model: Any) -> None:
+    history = model.fit(Dataset.from_tensor_slices((X, Y)).map(in_python).batch(8), epochs=2, verbose=0)
+    first, second = history.input_report
+    assert [first["epoch"], second["epoch"], second["steps"]] == [0, 1, 40]
+    assert 0.9 * len(X) * 0.002 < second["waiting"] <= second["seconds"]
     assert "input_report" not in history.history
 
 
@@ -118,7 +145,7 @@ def test_batches_are_read_ahead_where_that_changes_nothing() -> None:
     assert tuned(ahead) is ahead
     variable = tf.Variable(1, dtype=tf.int64)
     for left in (
-        Dataset.from_tensor_slices((X, Y)).map(slowly),
+        Dataset.from_tensor_slices((X, Y)).map(in_python),
         Dataset.range(8).map(lambda x: x * variable),
         Dataset.range(8).map(lambda x: tf.random.uniform([])),
         Dataset.range(8).shuffle(8).repeat(),

@@ -10,8 +10,9 @@ import logging
 import re
 import subprocess
 import sys
-import time
+import threading
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ import tensorflow as tf
 
 import dtrain
 from dtrain import monitor
+from dtrain.checkpoint import session
 from dtrain.checkpoint.storages import STORAGES
 from dtrain.errors import ConfigurationError
 from dtrain.events import PARTS
 from dtrain.monitor import Monitor
 from dtrain.training_clock import TrainingClock
+from given_clock import GivenClock
 from refusals import refused
 
 RANDOM = np.random.default_rng(0)
@@ -36,12 +39,21 @@ PAUSE = 0.4  # seconds
 
 
 class Slow(keras.callbacks.Callback):  # type: ignore[misc]
-    def __init__(self, pause: float = PAUSE) -> None:
+    """Takes a while at the end of each epoch."""
+
+    def __init__(self, clock: GivenClock, pause: float = PAUSE) -> None:
         super().__init__()
-        self.pause = pause
+        self.clock, self.pause = clock, pause
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        time.sleep(self.pause)
+        self.clock.pass_by(self.pause)
+
+
+class EveryBatch(keras.callbacks.Callback):  # type: ignore[misc]
+    """Has each call make one step."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        pass
 
 
 def make(strategy: str = "default", **options: Any) -> keras.Model:
@@ -60,42 +72,49 @@ def said(caplog: pytest.LogCaptureFixture) -> str:
 
 
 def test_every_moment_is_counted_once() -> None:
-    made = time.perf_counter()
-    clock = TrainingClock()
-    begun = time.perf_counter()
+    given = GivenClock()
+    clock = TrainingClock(given)
+    given.pass_by(1.0)
     clock.enter("compute")
+    given.pass_by(2.0)
     clock.push("checkpoint")
     clock.enter("input")  # whatever begins within it
     assert clock.doing == "input"
-    time.sleep(0.01)
-    clock.pop()
+    given.pass_by(4.0)
+    assert clock.pop() == 4.0
     assert clock.doing == "compute"
     computing = clock.seconds()
     clock.enter("compute")
-    time.sleep(0.002)
-    clock.move("compute", "communication", 0.001, since=computing)
+    given.pass_by(8.0)
+    clock.move("compute", "communication", 3.0, since=computing)
     clock.move("compute", "communication", 99.0, since=clock.seconds())  # no more than there is since then
     clock.push("validation")
     clock.enter("compute")
+    given.pass_by(16.0)
     clock.pop()
-    before = time.perf_counter()
-    found = clock.seconds()
-    assert before - begun <= sum(found.values()) <= time.perf_counter() - made
-    assert found["input"] == 0.0 and found["checkpoint"] >= 0.01
-    assert found["communication"] == pytest.approx(0.001, abs=1e-4) and found["compute"] >= 0.001
+    given.pass_by(32.0)
+    assert {part: seconds for part, seconds in clock.seconds().items() if seconds} == {
+        "other": 1.0,
+        "compute": 2.0 + 5.0 + 32.0,
+        "checkpoint": 4.0,
+        "communication": 3.0,
+        "validation": 16.0,
+    }
 
 
 @pytest.mark.parametrize(
     "strategy", ["default", "mirrored", pytest.param("central_storage", marks=pytest.mark.long)]
 )
-def test_the_parts_add_up_to_the_wall_time(strategy: str, tmp_path: Path) -> None:
+def test_the_parts_add_up_to_the_wall_time(strategy: str, tmp_path: Path, training_time: Any) -> None:
+    training_time.tick = 1e-3
     model = make(strategy)
     saving = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras"))
-    begun = time.perf_counter()
+    slow = Slow(training_time)
+    begun = training_time.now()
     history = model.fit(
-        X, Y, batch_size=32, epochs=3, validation_data=(X, Y), verbose=0, callbacks=[Slow(), saving]
+        X, Y, batch_size=32, epochs=3, validation_data=(X, Y), verbose=0, callbacks=[slow, saving]
     )
-    wall = time.perf_counter() - begun
+    wall = training_time.now() - begun
     report = history.time_report
     assert [each["epoch"] for each in report] == [0, 1, 2]
     assert 0.9 * wall < sum(each["seconds"] for each in report) <= wall  # the rest is before and after it
@@ -104,7 +123,8 @@ def test_the_parts_add_up_to_the_wall_time(strategy: str, tmp_path: Path) -> Non
         assert sum(each["parts"].values()) == pytest.approx(each["seconds"], abs=1e-5)
         assert min(each["parts"].values()) >= 0.0
         assert (each["steps"], each["examples"]) == (20, 640)
-        assert each["parts"]["callbacks"] > 0.99 * PAUSE < each["callbacks"]["Slow"]
+        assert each["parts"]["callbacks"] > PAUSE
+        assert each["callbacks"]["Slow"] == pytest.approx(PAUSE + 1e-3)
         assert each["callbacks"]["ModelCheckpoint"] > 0.0
         assert each["parts"]["checkpoint"] == pytest.approx(each["callbacks"]["ModelCheckpoint"], abs=1e-2)
         assert each["parts"]["validation"] > 0.0
@@ -163,57 +183,54 @@ def test_fit_prepares_a_list_of_callbacks_once_only() -> None:
     assert calls == before
 
 
-def test_slow_callbacks_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    history = make().fit(X, Y, epochs=2, verbose=0, callbacks=[Slow(1.1)])
-    lines = [line for line in said(caplog).splitlines() if "Callbacks took" in line]
-    assert len(lines) == 1 and re.search(r"Slow \d\.\d\d s", lines[0]) and "Hint:" in lines[0]
-    for each in history.time_report:
-        (cause,) = [c for c in each["causes"] if c["cause"] == "callbacks"]
-        assert 0.2 < cause["share"] <= 1.0
-
-
-def test_callbacks_of_a_short_fit_are_not_named(caplog: pytest.LogCaptureFixture) -> None:
-    history = make().fit(X, Y, epochs=1, verbose=0, callbacks=[Slow()])
+def test_slow_callbacks_are_named_unless_the_fit_is_short(
+    caplog: pytest.LogCaptureFixture, training_time: GivenClock
+) -> None:
+    history = make().fit(X, Y, epochs=1, verbose=0, callbacks=[Slow(training_time, 0.9)])
     assert history.time_report[0]["causes"] == [] and "Callbacks took" not in said(caplog)
-
-
-def test_waiting_for_data_is_named() -> None:
-    @tf.autograph.experimental.do_not_convert
-    def slowly(x: Any, y: Any) -> Any:
-        def sleep(z: Any) -> Any:
-            time.sleep(0.02)
-            return z
-
-        return tf.ensure_shape(tf.numpy_function(sleep, [x], tf.float32), [None, 8]), y
-
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(16).map(slowly)
-    history = make().fit(data, epochs=1, verbose=0)
-    (found,) = history.time_report
-    assert "input" in [each["cause"] for each in found["causes"]]
-    assert found["parts"]["input"] > 0.2 * (found["seconds"] - found["parts"]["start"])
+    history = make().fit(X, Y, epochs=2, verbose=0, callbacks=[Slow(training_time, 1.1)])
+    (line,) = [line for line in said(caplog).splitlines() if "Callbacks took" in line]
+    assert line.startswith("Callbacks took 100% of the time of epoch 1 (1.10 s): Slow 1.10 s. Hint: ")
+    assert [[(c["cause"], c["share"]) for c in each["causes"]] for each in history.time_report] == [
+        [("callbacks", 1.0)]
+    ] * 2
 
 
 @pytest.fixture
-def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file of a checkpoint takes a while until it is on the disk."""
+def disk(monkeypatch: pytest.MonkeyPatch, training_time: GivenClock) -> Iterator[threading.Event]:
+    """Each file of a checkpoint takes a while until it is on the disk, and none is before this event."""
     sync = STORAGES["file"].sync
+    free = threading.Event()
 
     def slowly(path: str) -> None:
-        time.sleep(PAUSE)
+        free.wait()
+        training_time.pass_by(PAUSE)
         sync(path)
 
     monkeypatch.setattr(STORAGES["file"], "sync", slowly)
+    yield free
+    free.set()
 
 
-@pytest.mark.usefixtures("slow_disk")
 @pytest.mark.parametrize("save_freq", [pytest.param("epoch", marks=pytest.mark.long), 20])
-def test_a_slow_disk_is_named(save_freq: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slow_disk_is_named(
+    save_freq: Any,
+    disk: threading.Event,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "_SLOW_SECONDS", 0.0)
+    # With a number of steps, the checkpoint of step 20 is still being written when that of step 40 is due.
+    free = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: epoch == 2 and disk.set())
+    if save_freq == "epoch":
+        disk.set()
     saving = dtrain.BackupAndRestore(tmp_path, save_freq=save_freq)
-    history = make().fit(X, Y, epochs=4, verbose=0, callbacks=[saving])
+    history = make().fit(X, Y, epochs=4, verbose=0, callbacks=[saving, free])
     text = said(caplog)
     assert "Checkpoints took" in text and "BackupAndRestore" in text
     if save_freq != "epoch":
-        assert re.search(r"Writing the checkpoint of step \d+ to .* took \d\.\d s .*a faster disk", text)
+        assert re.search(r"Writing the checkpoint of step \d+ to .* took \d+\.\d s .*a faster disk", text)
     causes = [cause["cause"] for each in history.time_report for cause in each["causes"]]
     assert "checkpoint" in causes
     assert sum(each["parts"]["checkpoint"] for each in history.time_report) >= PAUSE
@@ -253,12 +270,14 @@ status = pty.spawn([sys.executable, sys.argv[1]])  # its output is copied to thi
 sys.exit(os.waitstatus_to_exitcode(status))
 """
 PROGRAM = """
-import keras, numpy as np, dtrain
+import time, keras, numpy as np, dtrain
 with dtrain.strategy("default").scope():
-    model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(1024), keras.layers.Dense(1)])
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-x = np.zeros((16384, 256), "float32")
-model.fit(x, x[:, :1], batch_size=16, epochs=2)
+x = np.zeros((800, 4), "float32")
+# Longer than it takes until the bar is drawn anew.
+slow = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.02))
+model.fit(x, x[:, :1], batch_size=16, epochs=2, callbacks=[slow])
 """
 
 
@@ -273,8 +292,8 @@ def test_a_terminal_has_one_line_that_changes(tmp_path: Path) -> None:
     redrawn = shown[0].split("\r")
     assert len(redrawn) > 2
     assert re.search(r"\d+s left, \d+s in all", text)
-    numbers = [int(n) for n in re.findall(r"(\d+)/1024", shown[0])]
-    assert numbers == sorted(numbers) and numbers[-1] == 1024
+    numbers = [int(n) for n in re.findall(r"(\d+)/50", shown[0])]
+    assert numbers == sorted(numbers) and numbers[-1] == 50
 
 
 def test_a_loss_that_is_no_number_ends_training_if_that_is_wished(tmp_path: Path) -> None:
@@ -297,22 +316,16 @@ def test_a_loss_that_is_no_number_ends_training_if_that_is_wished(tmp_path: Path
 
 
 def test_a_jump_of_the_loss_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    class Watching(keras.callbacks.Callback):  # type: ignore[misc]
-        """Has each call make one step."""
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            pass
-
     jumping = Y.copy()
     jumping[320:352] += 1000.0
     with dtrain.strategy("default").scope():
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1, kernel_initializer="zeros")])
         model.compile(keras.optimizers.SGD(1e-6), "mse")
-    model.fit(X, jumping, batch_size=32, epochs=1, shuffle=False, verbose=0, callbacks=[Watching()])
+    model.fit(X, jumping, batch_size=32, epochs=1, shuffle=False, verbose=0, callbacks=[EveryBatch()])
     lines = [line for line in said(caplog).splitlines() if "The loss jumped" in line]
     assert len(lines) == 1 and "in step 11 of epoch 1" in lines[0]
     caplog.clear()
-    model.fit(X, Y, batch_size=32, epochs=3, shuffle=False, verbose=0, callbacks=[Watching()])
+    model.fit(X, Y, batch_size=32, epochs=3, shuffle=False, verbose=0, callbacks=[EveryBatch()])
     assert "The loss jumped" not in said(caplog)
 
 

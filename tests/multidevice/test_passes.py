@@ -176,7 +176,8 @@ def test_one_iterator_serves_for_passes_in_order(monkeypatch: pytest.MonkeyPatch
     assert own is not None
     assert not isinstance(own, BufferedPasses)
     begun = []
-    monkeypatch.setattr(source, "set_next", lambda *place: begun.append(place))
+    set_next = source.set_next
+    monkeypatch.setattr(source, "set_next", lambda *place: (begun.append(place), set_next(*place)))
     for _ in range(3):
         list(own)
         source.next = source.next[0] + 1, 0
@@ -216,7 +217,7 @@ def test_functions_that_serve_all_arrays_keep_none_and_mix_none_up(at_once: int)
     held = weakref.ref(tf.nest.flatten(first._values)[0])
     del source, own, first
     gc.collect()
-    wait_until(lambda: held() is None, 10.0)
+    wait_until(lambda: held() is None)
 
 
 class Stop(keras.callbacks.Callback):  # type: ignore[misc]
@@ -277,7 +278,7 @@ def test_an_iterator_ends_beside_the_program() -> None:
     done = threading.Event()
     sources.start_deleting()
     sources.delete_in_background(Held())
-    assert done.wait(10.0)
+    assert done.wait()
     assert seen == ["dtrain-ended-iterator"]
 
 
@@ -294,14 +295,14 @@ def test_an_iterator_that_does_not_end_holds_up_no_other_one() -> None:
 
     def wait() -> None:
         waits.set()
-        go_on.wait(60.0)
+        go_on.wait()
 
     sources.start_deleting()
     sources.delete_in_background(Ends(wait))
     try:
-        assert waits.wait(10.0)
+        assert waits.wait()
         sources.delete_in_background(Ends(ended.set))
-        assert ended.wait(10.0)
+        assert ended.wait()
     finally:
         go_on.set()
 
@@ -338,7 +339,7 @@ def test_the_memory_of_a_copy_is_used_again_when_no_tensor_needs_it() -> None:
     assert (arrays._kept[key][1].ctypes.data, float(third[-1, -1])) == (memory, 3.0)
     assert float(first[0, 0]) == 1.0
     del x, third
-    wait_until(lambda: key not in arrays._kept, 10)
+    wait_until(lambda: key not in arrays._kept)
 
 
 def test_the_tensors_of_a_fit_are_freed_at_its_end_without_a_collection() -> None:
@@ -350,6 +351,6 @@ def test_the_tensors_of_a_fit_are_freed_at_its_end_without_a_collection() -> Non
     try:
         model.fit(x, x[:, :1], batch_size=64, epochs=2, verbose=0)
         # Of `_kept` and of the call itself; the thread that deletes iterators drops the last other one.
-        wait_until(lambda: sys.getrefcount(arrays._kept[id(x)][1]) == 2, 10)
+        wait_until(lambda: sys.getrefcount(arrays._kept[id(x)][1]) == 2)
     finally:
         gc.enable()

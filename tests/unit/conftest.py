@@ -12,7 +12,6 @@ import pytest
 @pytest.fixture
 def open_store(tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Makes stores, with the token `a` if no other is given."""
-    from checkpoint_stores import PATIENCE
     from dtrain.checkpoint.store import CheckpointStore
 
     made: list[Any] = []
@@ -23,7 +22,7 @@ def open_store(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
     yield make
     for each in made:
-        assert each.close(PATIENCE)
+        assert each.close()
 
 
 @pytest.fixture

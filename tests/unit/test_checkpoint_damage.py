@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from checkpoint_stores import PATIENCE, directories, saved, steps, tensors
+from checkpoint_stores import directories, saved, steps, tensors
 from dtrain.checkpoint import layout
 from dtrain.checkpoint.store import CheckpointStore
 from dtrain.checkpoint.stored import committed, read_share, remove_all, remove_uncommitted
@@ -53,7 +53,7 @@ def small_checkpoint(written: CheckpointStore) -> None:
         "states": tf.constant([b"", b"some text", b"\x80" * 130]),
     }
     written.save(12, state, {"global_batch": 32})
-    assert written.wait(PATIENCE)
+    assert written.wait()
 
 
 def test_no_byte_can_change_unseen(tmp_path: Path, open_store: Any) -> None:
@@ -187,7 +187,7 @@ def test_a_share_that_vanishes_while_others_are_waited_for(
     operations.exists = vanish
     first = open_store(tmp_path / "checkpoints", writer=0, writers=2)
     first.save(5, tensors())
-    assert first.wait(PATIENCE)
+    assert first.wait()
     assert "has vanished" in (first.take_problem() or "")
 
 
@@ -212,23 +212,23 @@ def test_a_full_disk_keeps_what_is_whole_and_is_tried_again(tmp_path: Path, open
         filler = disk / "filler"
         filler.write_bytes(bytes(1_000_000))
         written.save(1, large)
-        assert written.wait(PATIENCE) and written.take_problem() is None
+        assert written.wait() and written.take_problem() is None
         written.save(2, large)
-        assert written.wait(PATIENCE)
+        assert written.wait()
         problem = written.take_problem() or ""
         assert "The checkpoint of step 2 was not written" in problem and "No space left" in problem
         assert directories(disk) == ["filler", "step-0000000001-000-a"]
         filler.unlink()
         written.save(3, large)
-        assert written.wait(PATIENCE) and written.take_problem() is None
+        assert written.wait() and written.take_problem() is None
         assert steps(disk) == [3, 1]
         # Three do not fit, and two are kept: rather one and a new one than none that is new.
         (disk / "filler").write_bytes(bytes(400_000))
         written.save(4, large)
-        assert written.wait(PATIENCE) and "No space left" in (written.take_problem() or "")
+        assert written.wait() and "No space left" in (written.take_problem() or "")
         assert steps(disk) == [3]
         written.save(5, large)
-        assert written.wait(PATIENCE) and written.take_problem() is None
+        assert written.wait() and written.take_problem() is None
         assert steps(disk) == [5, 3]
         assert np.array_equal(read_share(committed(str(disk))[0], 0)["weights"], large["weights"])
 
@@ -244,7 +244,7 @@ def test_a_disk_may_be_full_at_any_page(tmp_path: Path, open_store: Any) -> None
             usage = shutil.disk_usage(disk)
             (disk / "filler").write_bytes(bytes(max(0, usage.free - free * page)))
             written.save(step, state)
-            assert written.wait(PATIENCE)
+            assert written.wait()
             failed = written.take_problem() is not None
             (disk / "filler").unlink()
             found = committed(str(disk))

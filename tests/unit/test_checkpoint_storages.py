@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import guide
-from checkpoint_stores import PATIENCE, steps, tensors
+from checkpoint_stores import steps, tensors
 from dtrain.checkpoint.storages import STORAGES, join, register, storage_of
 from dtrain.checkpoint.stored import committed, read_share, remove_all, remove_uncommitted
 from dtrain.errors import CheckpointError, ConfigurationError
@@ -87,7 +87,7 @@ def test_checkpoints_of_two_writers(folder: str, open_store: Any) -> None:
     for step in (1, 2, 3):
         for writer, each in enumerate(stores):
             each.save(step, tensors(10 * step + writer), {"step": step})
-        assert all(each.wait(PATIENCE) for each in stores)
+        assert all(each.wait() for each in stores)
     assert [each.take_problem() for each in stores] == [None, None]
     assert steps(folder) == [3, 2]
     newest, older = committed(folder)

@@ -7,20 +7,19 @@ import math
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from contract.harness import free_ports
-from dtrain.cluster.secret import Secret
-from dtrain.diagnosis import checks, peer_checks, peer_probe
+from dtrain.cluster.secret import Secret, job_secret
+from dtrain.diagnosis import checks, peer_checks
 from dtrain.diagnosis.check import CheckContext
-from dtrain.diagnosis.peer_probe import PeerProbe, PeerResult
-from dtrain.topology import Topology, split_address
+from dtrain.diagnosis.peer_probe import CLOCK, PeerProbe, PeerResult, SignedConnection
+from dtrain.topology import Task, Topology, split_address
+from given_clock import GivenClock
 
 SECRET = Secret(b"0123456789abcdef", "a test")
 
@@ -30,71 +29,88 @@ def topologies(tasks: int = 2) -> list[Topology]:
     return [Topology({"worker": addresses}, "worker", index) for index in range(tasks)]
 
 
-def probed(first: Topology, second: Topology) -> PeerResult:
-    """What the first task finds out about the second one, which only serves."""
-    with PeerProbe(first, SECRET, {}) as one, PeerProbe(second, SECRET, {}):
-        return one.run(0.0)[second.task]
+@contextlib.contextmanager
+def served(task: Topology, serve: Any) -> Iterator[None]:
+    """A task whose host answers, and whose exchange `serve(connection)` carries out."""
+
+    def accept() -> None:
+        listener.accept()[0].close()  # whether the host answers
+        connection = listener.accept()[0]
+        with connection, contextlib.suppress(OSError):
+            serve(connection)
+
+    with socket.create_server(("127.0.0.1", split_address(task.address)[1])) as listener:
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield
+        thread.join()
 
 
 @pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Topology]:
-    """The first of two tasks, described by the environment as a job does it."""
-    first, _ = topologies()
+def environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[tuple[Topology, Topology, Secret]]:
+    """The two tasks of a job and its secret; the environment is that of the first one."""
+    first, second = topologies()
     secret = tmp_path / "secret"
     secret.touch(mode=0o600)
     secret.write_text(secrets.token_hex(16))
     monkeypatch.setenv("DTRAIN_SECRET_FILE", str(secret))
     monkeypatch.setenv("TF_CONFIG", first.to_tf_config())
-    monkeypatch.setattr(checks, "CHECKS", {"peers": peer_checks.check_peers})
-    yield first
+    monkeypatch.setitem(checks.CHECKS, "TF_CONFIG", peer_checks.check_peers)
+    for name in [name for name in checks.CHECKS if name != "TF_CONFIG"]:
+        monkeypatch.delitem(checks.CHECKS, name)
+    found = job_secret(first)
+    assert found is not None
+    yield first, second, found
 
 
 @pytest.mark.parametrize("sent", [math.nan, math.inf, None])
-def test_a_peer_without_a_sound_clock_has_not_met(sent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SimpleNamespace(time=lambda: sent, monotonic=time.monotonic, perf_counter=time.perf_counter)
-    monkeypatch.setattr(peer_probe, "time", clock)
-    assert probed(*topologies()).problem
+def test_a_peer_without_a_sound_clock_has_not_met(sent: Any) -> None:
+    def serve(connection: socket.socket) -> None:
+        channel = SignedConnection(connection, SECRET, CLOCK.deadline(60.0), server=True)
+        assert channel.receive()["kind"] == "facts"
+        channel.send(task="worker 1")
+        assert channel.receive() == {"kind": "ping"}
+        channel.send(time=sent)
 
-
-def test_a_peer_that_sends_byte_by_byte_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_probe, "_EXCHANGE_SECONDS", 0.5)
     first, second = topologies()
-
-    def trickle() -> None:
-        for _ in range(2):  # whether the host answers, then the exchange
-            connection = listener.accept()[0]
-            with connection, contextlib.suppress(OSError):
-                for _ in range(100):  # 5 seconds, unless the connection ends
-                    connection.sendall(b"d")
-                    time.sleep(0.05)
-
-    with socket.create_server(("127.0.0.1", split_address(second.address)[1])) as listener:
-        thread = threading.Thread(target=trickle, daemon=True)
-        thread.start()
-        with PeerProbe(first, SECRET, {}) as one:
-            begun = time.monotonic()
-            assert "more than 0.5 s" in one.run(0.0)[second.task].problem
-            assert time.monotonic() - begun < 4.0
-        thread.join()
+    with served(second, serve), PeerProbe(first, SECRET, {}) as probe:
+        found = probe.run(0.0)[second.task]
+    assert found.problem and found.facts == {"task": "worker 1"}
 
 
-def test_peers_are_measured_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_sends_byte_by_byte_is_given_up() -> None:
+    clock = GivenClock()
+
+    def trickle(connection: socket.socket) -> None:
+        while True:  # until the probe ends the connection
+            connection.sendall(b"d")
+            clock.pass_by(1.0)
+
+    first, second = topologies()
+    with served(second, trickle), PeerProbe(first, SECRET, {}, clock=clock) as probe:
+        assert probe.run(0.0)[second.task].problem == "the exchange took more than 30 s"
+
+
+def test_peers_are_measured_one_after_another() -> None:
     measured: list[PeerResult] = []
     at_once: list[int] = []
 
-    def measure(self: PeerProbe, channel: Any, peer: PeerResult) -> None:
-        measured.append(peer)
-        time.sleep(0.1)
-        at_once.append(len(measured))
-        measured.remove(peer)
+    class Counting(PeerProbe):
+        def _measure(self, channel: SignedConnection, peer: PeerResult) -> None:
+            measured.append(peer)
+            super()._measure(channel, peer)
+            at_once.append(len(measured))
+            measured.remove(peer)
 
-    monkeypatch.setattr(peer_probe, "_ANSWER", 1.0)
-    monkeypatch.setattr(PeerProbe, "_measure", measure)
     first, *others = topologies(3)
     with contextlib.ExitStack() as stack:
         for each in others:
             stack.enter_context(PeerProbe(each, SECRET, {}))
-        stack.enter_context(PeerProbe(first, SECRET, {})).run(0.0)
+        # The others never measure this task, so it waits for them, on its clock.
+        found = stack.enter_context(Counting(first, SECRET, {}, clock=GivenClock())).run(0.0)
+    assert [peer.problem for peer in found.values()] == ["", ""]
     assert at_once == [1, 1]
 
 
@@ -109,47 +125,70 @@ def test_versions_of_another_form_differ() -> None:
     assert [each.status for each in peer_checks.check_same_versions(context)] == ["fail"]
 
 
-def test_an_error_of_the_meeting_is_not_one_of_the_port(
-    environment: Topology, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run(self: PeerProbe, seconds: float) -> None:
-        raise OSError(22, "Invalid argument")
+def test_an_error_of_the_meeting_is_not_one_of_the_port(environment: Any) -> None:
+    class Failing(GivenClock):
+        def now(self) -> float:
+            raise OSError(22, "Invalid argument")
 
-    monkeypatch.setattr(PeerProbe, "run", run)
     with pytest.raises(OSError, match="Invalid argument"):
-        list(checks.run_checks(None, 0.0))
+        list(checks.run_checks(None, 0.0, clock=Failing()))
 
 
 def test_a_file_stays_for_peers_that_met_late(
-    environment: Topology, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    environment: tuple[Topology, Topology, Secret], tmp_path: Path
 ) -> None:
-    def run(self: PeerProbe, seconds: float) -> dict[Any, PeerResult]:
-        time.sleep(0.3)  # longer than FRESH
-        return {environment.tasks()[1]: PeerResult(problem="", answers=True, facts={"task": "worker 1"})}
+    _, second, secret = environment
+    slept: list[tuple[float, bool]] = []
 
-    monkeypatch.setattr(PeerProbe, "run", run)
-    monkeypatch.setattr(peer_checks, "FRESH", 0.2)
-    monkeypatch.setattr(checks, "_MEASURING", 0.1)
-    findings = checks.run_checks(tmp_path, 0.0)
-    assert next(findings)[1].status == "ok"
-    looked = time.monotonic()
-    assert list(tmp_path.glob(".dtrain-doctor-*"))
-    assert list(findings) == []
-    assert time.monotonic() - looked >= 0.2
+    class Watching(GivenClock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            slept.append((seconds, any(tmp_path.glob(".dtrain-doctor-*"))))
+
+    clock = Watching()
+    with PeerProbe(second, secret, {}):
+        findings = checks.run_checks(tmp_path, 0.0, clock=clock)
+        assert next(findings)[1].status == "ok"
+        # The other task never measures this one, which waits for it: the meeting alone took that long.
+        assert clock.now() - 1000.0 > peer_checks.FRESH
+        slept.clear()
+        assert list(findings) == []
+    assert slept == [(peer_checks.FRESH + 1.0, True)]
     assert not list(tmp_path.glob(".dtrain-doctor-*"))
 
 
+def test_a_file_of_a_peer_may_appear_late(tmp_path: Path) -> None:
+    token = f".dtrain-doctor-{secrets.token_hex(16)}"
+    peers = {Task("worker", 1): PeerResult(problem="", facts={"token": token})}
+
+    class Watching(GivenClock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            if self.now() >= 1000.0 + shown:
+                (tmp_path / token).touch()
+
+    for shown, status in ((peer_checks.FRESH - 0.5, "ok"), (math.inf, "fail")):
+        (tmp_path / token).unlink(missing_ok=True)
+        clock = Watching()
+        context = CheckContext(peers=peers, checkpoint_dir=tmp_path, clock=clock)
+        found = [each.status for each in peer_checks.check_checkpoint_directory(context)]
+        assert found == ["ok", status]
+        assert clock.now() - 1000.0 == pytest.approx(min(shown, peer_checks.FRESH), abs=0.11)
+
+
 def test_an_interrupt_removes_the_file_at_once(
-    environment: Topology, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    environment: tuple[Topology, Topology, Secret], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def interrupted(context: CheckContext) -> Iterator[Any]:
+    interrupted: list[float] = []
+    clock = GivenClock()
+
+    def interrupt(context: CheckContext) -> Iterator[Any]:
+        assert context.reached() and list(tmp_path.glob(".dtrain-doctor-*"))
+        interrupted.append(clock.now())
         raise KeyboardInterrupt
 
-    peer = {environment.tasks()[1]: PeerResult(problem="", answers=True)}
-    monkeypatch.setattr(PeerProbe, "run", lambda self, seconds: peer)
-    monkeypatch.setattr(checks, "CHECKS", {"interrupted": interrupted})
-    begun = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        list(checks.run_checks(tmp_path, 0.0))
-    assert time.monotonic() - begun < peer_checks.FRESH
+    monkeypatch.setitem(checks.CHECKS, "TF_CONFIG", interrupt)
+    with PeerProbe(environment[1], environment[2], {}), pytest.raises(KeyboardInterrupt):
+        list(checks.run_checks(tmp_path, 0.0, clock=clock))
+    assert interrupted == [clock.now()]
     assert not list(tmp_path.glob(".dtrain-doctor-*"))

@@ -212,6 +212,6 @@ def test_kubectl_reads_the_same_texts(capsys: pytest.CaptureFixture[str], tmp_pa
     (tmp_path / "manifest.yaml").write_text(manifest_with(texts, capsys), encoding="utf-8")
     (tmp_path / "kustomization.yaml").write_text("resources: [manifest.yaml]\n")
     command = ["kubectl", "kustomize", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60)
+    done = subprocess.run(command, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr[-300:]
     check_texts(done.stdout, texts)

@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -18,29 +17,24 @@ from dtrain.channel import Listener
 from dtrain.progress import ProgressReporter, StepMeans
 from dtrain.task_messages import Message, Progress
 from dtrain.training_clock import Totals, TrainingClock
-
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> ProgressReporter:
-    """This process has done nothing yet; gives what it would report."""
-    monkeypatch.setattr(events, "_always", {})
-    clock = TrainingClock()
-    events.listen_always(clock)
-    reporter = ProgressReporter(clock)
-    events.listen_always(reporter)
-    return reporter
+from given_clock import GivenClock
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Lets time pass, by hand."""
-    now = [100.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+def clock() -> GivenClock:
+    """The time of this process."""
+    return GivenClock()
 
-    def wait(seconds: float) -> None:
-        now[0] += seconds
 
-    return wait
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch, clock: GivenClock) -> ProgressReporter:
+    """This process has done nothing yet; gives what it would report."""
+    monkeypatch.setattr(events, "_always", {})
+    training_clock = TrainingClock(clock)
+    events.listen_always(training_clock)
+    reporter = ProgressReporter(training_clock)
+    events.listen_always(reporter)
+    return reporter
 
 
 def step(waiting: float | None = None) -> None:
@@ -49,38 +43,34 @@ def step(waiting: float | None = None) -> None:
     events.emit(events.CallEnds(train=True))
 
 
-def test_the_seconds_of_a_step_go_where_they_were_spent(
-    fresh: ProgressReporter, clock: Callable[[float], None]
-) -> None:
+def test_the_seconds_of_a_step_go_where_they_were_spent(fresh: ProgressReporter, clock: GivenClock) -> None:
     data = object()
     with events.loop("fit"):
         for _ in range(2):
             events.emit(events.InputBegins(data))
             assert fresh.phase == "input"
-            clock(0.5)
+            clock.pass_by(0.5)
             events.emit(events.StepBegins())
             assert fresh.phase == "step"
-            clock(2.0)
+            clock.pass_by(2.0)
             events.emit(events.StepsEnd(waiting=1.5))
-            clock(0.25)
+            clock.pass_by(0.25)
             events.emit(events.CallEnds(train=True))
-            clock(4.0)
+            clock.pass_by(4.0)
             with events.part("callbacks", "Saver"), events.waiting_for_others():
                 assert fresh.phase == "step"
-                clock(8.0)
+                clock.pass_by(8.0)
             assert fresh.phase == "callbacks"
     assert fresh._clock.totals == Totals(2, 1.0, 4.0, 3.0, 8.5, 4.0, True)
     assert fresh._clock.mark().named == {"Saver": 16.0} and fresh._clock.part_of("Saver") == "callbacks"
 
 
-def test_a_pause_between_two_epochs_is_no_part_of_a_step(
-    fresh: ProgressReporter, clock: Callable[[float], None]
-) -> None:
+def test_a_pause_between_two_epochs_is_no_part_of_a_step(fresh: ProgressReporter, clock: GivenClock) -> None:
     with events.loop("fit"):
         for data in (object(), object()):
             events.emit(events.InputBegins(data))
             step()
-            clock(50.0)
+            clock.pass_by(50.0)
     assert fresh._clock.totals.steps == 2 and fresh._clock.totals.between == 0.0
 
 
@@ -167,7 +157,27 @@ def task() -> Iterator[tuple[subprocess.Popen[str], queue.SimpleQueue[Message]]]
     listener.close()
 
 
-def test_a_launcher_hears_at_once_then_every_second_and_gets_stacks(
+def test_progress_is_reported_at_once_and_no_progress_every_second(
+    fresh: ProgressReporter, clock: GivenClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    listener = Listener(heard.put)
+    monkeypatch.setenv(channel.VARIABLE, listener.address)
+    for seconds in (0.0, 0.9, 0.2, 0.9):
+        clock.pass_by(seconds)
+        fresh.report()
+    for fresh.step in (7, 8):
+        fresh.report()
+    found: list[int] = []
+    while not found or found[-1] != 8:
+        message = heard.get()
+        assert isinstance(message, Progress)
+        found.append(message.step)
+    assert found == [0, 0, 7, 8]
+    listener.close()
+
+
+def test_a_launcher_hears_without_progress_too_and_gets_stacks(
     task: tuple[subprocess.Popen[str], queue.SimpleQueue[Message]],
 ) -> None:
     child, heard = task
@@ -177,23 +187,21 @@ def test_a_launcher_hears_at_once_then_every_second_and_gets_stacks(
 
     def until(phase: str) -> Progress:
         while True:
-            found = heard.get(timeout=10)
+            found = heard.get()
             assert isinstance(found, Progress)
             if found.phase == phase:
                 return found
 
     found = until("checkpoint")
     assert (found.pid, found.step, found.done, found.train) == (child.pid, 41, 1, True)
-    begin = time.monotonic()
-    until("checkpoint")
-    assert time.monotonic() - begin > 0.5  # nothing new: a sign of life
+    until("checkpoint")  # nothing new: a sign of life
     os.kill(child.pid, signal.SIGUSR2)
     child.stdin.write("\n")
     child.stdin.flush()
     assert until("idle").step == 41
     child.stdin.close()
     child.stdin = None
-    _, errors = child.communicate(timeout=20)
+    _, errors = child.communicate()
     assert "in stuck" in errors
     assert "dtrain/progress.py" in errors  # all threads
     assert child.returncode == 0

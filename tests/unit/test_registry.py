@@ -70,6 +70,8 @@ def test_a_name_that_is_near_to_none() -> None:
     with pytest.raises(UnknownStrategyError) as caught:
         dtrain.strategy("quantum")
     assert "Did you mean" not in str(caught.value)
+    with refused(UnknownStrategyError, "Did you mean 'mirrored'?"):
+        dtrain.strategy("mirored")
     assert all(known in str(caught.value) for known in names())
 
 

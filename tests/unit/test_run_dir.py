@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from dtrain import job
 from dtrain.errors import ConfigurationError
 from dtrain.monitor import (
     check_run_directory,
@@ -176,29 +175,6 @@ def test_checking_makes_nothing(tmp_path):
     check_run_directory("a/b")
     check_run_directory(None)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_worker_uses_the_directory_of_the_chief(monkeypatch, tmp_path):
-    sent = []
-    monkeypatch.setattr(job, "broadcast", lambda value: sent.append(value) or value)
-    chief = open_run_directory(None, name="digits", record={})
-    monkeypatch.setattr(job, "is_chief", lambda: False)
-    monkeypatch.setattr(job, "broadcast", lambda value: sent[0])
-    assert open_run_directory("elsewhere", name="digits", record={}) == chief
-    assert not (tmp_path / "elsewhere").exists()
-
-
-def test_a_failure_of_the_chief_is_raised_on_every_worker(monkeypatch):
-    sent = []
-    monkeypatch.setattr(job, "broadcast", lambda value: sent.append(value) or value)
-    Path("out").mkdir()
-    Path("out/run.json").write_text("{}")
-    with refused(ConfigurationError, Path("out").resolve(), "another run", "run.json"):
-        open_run_directory("out", name="digits", record={})
-    monkeypatch.setattr(job, "is_chief", lambda: False)
-    monkeypatch.setattr(job, "broadcast", lambda value: sent[0])
-    with refused(ConfigurationError, Path("out").resolve(), "another run", "run.json"):
-        open_run_directory("out", name="digits", record={})
 
 
 def test_record_is_json_whatever_the_numbers(tmp_path):

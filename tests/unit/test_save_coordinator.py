@@ -8,6 +8,7 @@ import pytest
 
 from dtrain.checkpoint.coordinator import SaveCoordinator
 from dtrain.keras_engine.protocol import ReplicaLayout
+from given_clock import GivenClock
 
 
 class Peers:
@@ -15,7 +16,7 @@ class Peers:
 
     def __init__(self) -> None:
         self.proposals: list[Any] = []
-        self.now = 100.0
+        self.clock = GivenClock()
 
     def exchange(self, layout: ReplicaLayout, proposal: Any) -> list[Any]:
         self.proposals.append(proposal)
@@ -28,7 +29,7 @@ class Peers:
             seconds=None,
             total=total,
             exchange=self.exchange,
-            clock=lambda: self.now,
+            clock=self.clock,
         )
 
 
@@ -41,7 +42,7 @@ def test_how_long_steps_take_is_not_guessed_before_one_was_made(peers: Peers) ->
     """The first exchange may come soon after the start."""
     found = peers.coordinator(every=None, total=7)
     found.decide(7, busy=False, notice="")
-    peers.now += 0.2
+    peers.clock.pass_by(0.2)
     assert not found.decide(8, busy=False, notice="").notice
     assert len(peers.proposals) == 2
     assert peers.proposals[1].step_seconds == pytest.approx(0.2)
@@ -52,7 +53,7 @@ def test_how_long_steps_take_is_not_guessed_before_one_was_made(peers: Peers) ->
 def test_short_steps_are_many_between_two_exchanges(peers: Peers) -> None:
     found = peers.coordinator(every=None, total=0)
     for total in range(200):
-        peers.now += 0.001
+        peers.clock.pass_by(0.001)
         found.decide(total, busy=False, notice="")
     assert len(peers.proposals) < 20
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 from pathlib import Path
 
 import pytest
@@ -60,17 +63,28 @@ def test_a_full_disk_is_warned_of_once_and_lines_are_counted(tmp_path: Path) -> 
 def test_a_disk_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_logs, "_WAITING", 10)
     monkeypatch.setattr(task_logs, "_CLOSE_SECONDS", 0.1)
-    logs = TaskLogs(tmp_path, warned := [])  # type: ignore[arg-type]
-    logs._warn = warned.append
-    begun, go = [], task_logs.threading.Event()  # type: ignore[attr-defined]
-    monkeypatch.setattr(logs, "_write", lambda *found: (begun.append(found), go.wait(60)))
+    path = tmp_path / "worker-0.attempt-0.log"
+    warned: list[str] = []
+    logs = TaskLogs(tmp_path, warned.append)
     logs.put(Task("worker", 0), 0, "first")
-    wait_until(lambda: bool(begun))
+    wait_until(lambda: path in logs._begun)
+    path.unlink()
+    os.mkfifo(path)  # a write into a pipe that is full waits
+    pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    logs.put(Task("worker", 0), 0, "x" * 1_000_000)
+    select.select([pipe], [], [])  # the thread writes
     for number in range(20):
         logs.put(Task("worker", 0), 0, f"{number}")
     logs.close()
     assert "the disk is too slow" in warned[0] and sum(logs._left_out.values()) == 10
-    go.set()
+
+    def ended() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            os.read(pipe, 1 << 20)
+        return not logs._thread.is_alive()
+
+    wait_until(ended)
+    os.close(pipe)
 
 
 def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:

@@ -137,7 +137,6 @@ def says(call: str, before: str = "", **environment: str) -> str:
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -6,11 +6,11 @@ proposals. Between these steps no worker sends or awaits a message. Writing chec
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dtrain.clock import REAL, Clock
 from dtrain.keras_engine.peer_exchange import exchange, sendable
 from dtrain.keras_engine.protocol import ReplicaLayout
 
@@ -59,7 +59,7 @@ class SaveCoordinator:
         seconds: seconds between two checkpoints; None if time does not count.
         total: how many steps are done.
         exchange: sends this worker's value to all workers, and returns the values of all.
-        clock: returns the time in seconds.
+        clock: tells the time.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class SaveCoordinator:
         seconds: float | None,
         total: int,
         exchange: Callable[[ReplicaLayout, Any], list[Any]] = exchange,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = REAL,
     ) -> None:
         self._exchange = exchange
-        self._clock = clock
+        self._now = clock.now
         self._layout = layout
         self._every = every
         self._seconds = seconds
         self._next = total
         self._saved_period = self._seen_period = self._period(total)
-        self._saved_at = self._met_at = self._clock()
+        self._saved_at = self._met_at = self._now()
         self._met_total = total
 
     def decide(self, total: int, *, busy: bool, notice: str) -> SaveDecision:
@@ -94,7 +94,7 @@ class SaveCoordinator:
         if total < self._next and period == self._seen_period:
             return SaveDecision()
         self._seen_period = period
-        now = self._clock()
+        now = self._now()
         made = total - self._met_total
         # Before the first step, the step time is unknown; with this value, the next exchange follows it.
         taken = max(1e-4, (now - self._met_at) / made) if made > 0 else _INTERVAL
@@ -117,7 +117,7 @@ class SaveCoordinator:
 
     def saved(self, total: int) -> None:
         """Records that a save of this step was started."""
-        self._saved_at = self._clock()
+        self._saved_at = self._now()
         self._saved_period = self._period(total)
 
     def _period(self, total: int) -> int:

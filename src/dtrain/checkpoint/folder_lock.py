@@ -19,6 +19,7 @@ from typing import Any
 
 from dtrain.checkpoint.group import Group
 from dtrain.checkpoint.storages import storage_of
+from dtrain.clock import REAL, Clock
 from dtrain.cluster import settings
 from dtrain.errors import CheckpointError
 from dtrain.keras_engine.peer_exchange import exchange
@@ -39,18 +40,16 @@ class FolderLock:
         folder: this worker's folder.
         layout: the strategy's layout.
         group: the workers that share the folder; the group's leader holds the lock.
-        patience: the seconds to wait for another process.
+        clock: on which to wait for another process, for `PATIENCE` seconds.
 
     Raises:
         CheckpointError: another running job holds the lock.
     """
 
-    def __init__(
-        self, folder: str, layout: ReplicaLayout, group: Group, *, patience: float = PATIENCE
-    ) -> None:
+    def __init__(self, folder: str, layout: ReplicaLayout, group: Group, *, clock: Clock = REAL) -> None:
         locks = group.leads and storage_of(folder).local
         self._path = f"{folder.rstrip('/')}/{NAME}" if locks else None
-        problem = "" if self._path is None else _take(self._path, patience)
+        problem = "" if self._path is None else _take(self._path, clock)
         if problem:
             self._path = None
         found = next(filter(None, exchange(layout, problem)), "")
@@ -81,8 +80,8 @@ class FolderLock:
             _unlock(path)
 
 
-def _take(path: str, patience: float) -> str:
-    """Locks the file; waits up to `patience` seconds for another process.
+def _take(path: str, clock: Clock) -> str:
+    """Locks the file; waits up to `PATIENCE` seconds for another process.
 
     Returns:
         Which process holds the lock, as "by ..."; "" if it is locked now, or if files cannot be locked here.
@@ -91,7 +90,7 @@ def _take(path: str, patience: float) -> str:
         descriptor, times = _held[path]
         _held[path] = descriptor, times + 1
         return ""
-    deadline = time.monotonic() + patience
+    deadline = clock.deadline(PATIENCE)
     while True:
         try:
             taken = _try(path)
@@ -100,9 +99,9 @@ def _take(path: str, patience: float) -> str:
                 with contextlib.suppress(OSError):
                     Path(path).unlink()  # its process keeps the lock, but of a deleted file
                 continue
-            if time.monotonic() > deadline:
+            if deadline.passed():
                 return f"by {_owner(path)}"
-            time.sleep(_PAUSE)
+            clock.sleep(_PAUSE)
             continue
         except OSError:
             return ""  # files cannot be locked, or not even written: then the first save reports it

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from dtrain.clock import REAL, Clock
 from dtrain.cluster import settings
 from dtrain.log import logger
 from dtrain.upstream import processes
@@ -29,12 +29,16 @@ class PreemptionNotices:
     It handles signals only if it is opened in the main thread, and only those for which the program has no
     handler of its own. Another signal, a second or more after the first, has its default effect.
 
+    Args:
+        clock: tells the time between two signals.
+
     Attributes:
         noted: the name of the first notice, for messages; "" while there is none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = REAL) -> None:
         self.noted = ""
+        self._now = clock.now
         self._signal = 0
         self._noted_at = 0.0
         self._former: dict[int, Any] = {}
@@ -64,11 +68,11 @@ class PreemptionNotices:
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self._signal:
             # A scheduler and dtrain's launcher may both send a signal for the same notice.
-            if time.monotonic() - self._noted_at > _ONE_NOTICE:
+            if self._now() - self._noted_at > _ONE_NOTICE:
                 self.close()
                 os.kill(os.getpid(), signum)
             return
-        self._signal, self._noted_at = signum, time.monotonic()
+        self._signal, self._noted_at = signum, self._now()
         self.noted = self.noted or signal.Signals(signum).name
 
     def _ask_google(self) -> None:

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from dtrain.diagnosis.peer_probe import PeerResult
+from dtrain.clock import Clock
+from dtrain.diagnosis.peer_probe import CLOCK, PeerResult
 from dtrain.topology import Task, Topology
 
 Status = Literal["ok", "warn", "fail"]
@@ -44,6 +45,7 @@ class CheckContext:
         peers: what was found out about each of the other tasks.
         checkpoint_dir: the directory that all hosts should share; None if none was given.
         checkpoint_problem: why this process cannot write there; "" if it can.
+        clock: decides how long a check waits.
     """
 
     topology: Topology | None = None
@@ -53,6 +55,7 @@ class CheckContext:
     peers: dict[Task, PeerResult] = field(default_factory=dict)
     checkpoint_dir: Path | None = None
     checkpoint_problem: str = ""
+    clock: Clock = CLOCK
 
     def reached(self) -> dict[str, PeerResult]:
         """The other tasks that this process has exchanged messages with, by name."""

@@ -8,17 +8,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import secrets
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from dtrain.clock import Clock
 from dtrain.cluster.secret import job_secret
 from dtrain.cluster.sockets import bind_everywhere
 from dtrain.cluster.tf_config import TFConfig
 from dtrain.diagnosis import host_checks, peer_checks
 from dtrain.diagnosis.check import Check, CheckContext, CheckResult
 from dtrain.diagnosis.installation import versions
-from dtrain.diagnosis.peer_probe import PeerProbe, PeerResult, connected
+from dtrain.diagnosis.peer_probe import CLOCK, PeerProbe, PeerResult, connected
 from dtrain.errors import ConfigurationError, DtrainError
 from dtrain.topology import Task, split_address
 
@@ -43,17 +43,20 @@ CHECKS: dict[str, Check] = {
 _MEASURING = 1.0  # seconds for each peer by which measurements may delay the end of the peers' probes
 
 
-def run_checks(checkpoint_dir: Path | None, wait: float) -> Iterator[tuple[str, CheckResult]]:
+def run_checks(
+    checkpoint_dir: Path | None, wait: float, *, clock: Clock = CLOCK
+) -> Iterator[tuple[str, CheckResult]]:
     """Runs all checks.
 
     Args:
         checkpoint_dir: a directory that all hosts should share; None for none.
         wait: seconds to wait for the other tasks.
+        clock: decides how long other tasks, and what they do, are awaited.
 
     Yields:
         The name of the check, and a result; a check that raises an exception gives a failed one.
     """
-    with _prepared_context(checkpoint_dir, wait) as context:
+    with _prepared_context(checkpoint_dir, wait, clock) as context:
         for name, check in CHECKS.items():
             try:
                 for finding in check(context):
@@ -67,23 +70,24 @@ def run_checks(checkpoint_dir: Path | None, wait: float) -> Iterator[tuple[str, 
 
 
 @contextlib.contextmanager
-def _prepared_context(checkpoint_dir: Path | None, wait: float) -> Iterator[CheckContext]:
+def _prepared_context(checkpoint_dir: Path | None, wait: float, clock: Clock) -> Iterator[CheckContext]:
     try:
         topology = TFConfig().topology() if TFConfig().detected() else None
-        context = CheckContext(topology=topology, checkpoint_dir=checkpoint_dir)
+        context = CheckContext(topology=topology, checkpoint_dir=checkpoint_dir, clock=clock)
     except DtrainError as error:
-        context = CheckContext(problem=(error.message, error.hint or ""), checkpoint_dir=checkpoint_dir)
+        problem = error.message, error.hint or ""
+        context = CheckContext(problem=problem, checkpoint_dir=checkpoint_dir, clock=clock)
     token = f".dtrain-doctor-{secrets.token_hex(16)}"
     if checkpoint_dir is not None:
-        problem = host_checks.writes_to(checkpoint_dir, token, "dtrain doctor\n")
-        context = dataclasses.replace(context, checkpoint_problem=problem)
+        unwritable = host_checks.writes_to(checkpoint_dir, token, "dtrain doctor\n")
+        context = dataclasses.replace(context, checkpoint_problem=unwritable)
     try:
         context = _with_peers(context, token, wait)
-        begun = time.monotonic()
+        begun = clock.now()
         yield context
         if checkpoint_dir is not None and context.reached():  # peers may still look for this task's file
             seconds = peer_checks.FRESH + _MEASURING * len(context.reached())
-            time.sleep(max(0.0, begun + seconds - time.monotonic()))
+            clock.sleep(max(0.0, begun + seconds - clock.now()))
     finally:
         if checkpoint_dir is not None:
             with contextlib.suppress(OSError):
@@ -109,7 +113,7 @@ def _with_peers(context: CheckContext, token: str, wait: float) -> CheckContext:
         facts = {"versions": versions(), "cluster": peer_checks.cluster_of(context)}
         facts |= {"token": token} if written else {}
         try:
-            probe = PeerProbe(topology, secret, facts)
+            probe = PeerProbe(topology, secret, facts, clock=context.clock)
         except OSError as error:
             problem = error.strerror or str(error)
             return dataclasses.replace(

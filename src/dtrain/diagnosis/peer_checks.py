@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dtrain.clock import Clock
 from dtrain.diagnosis.check import CheckContext, CheckResult
 from dtrain.diagnosis.installation import versions
 
@@ -123,7 +123,7 @@ def check_checkpoint_directory(context: CheckContext) -> Iterator[CheckResult]:
         return
     yield CheckResult(status="ok", found=f"{folder} can be written to")
     tokens = {str(peer.facts.get("token")) for peer in context.reached().values()}
-    missing = _missing(folder, {token for token in tokens if _TOKEN.fullmatch(token)})
+    missing = _missing(folder, {token for token in tokens if _TOKEN.fullmatch(token)}, context.clock)
     for name, peer in context.reached().items():
         token = str(peer.facts.get("token"))
         if not _TOKEN.fullmatch(token):
@@ -148,11 +148,11 @@ def cluster_of(context: CheckContext) -> dict[str, list[str]]:
     return {job: [*addresses] for job, addresses in jobs.items()}
 
 
-def _missing(folder: Path, names: set[str]) -> set[str]:
+def _missing(folder: Path, names: set[str], clock: Clock) -> set[str]:
     """The files that do not appear in a directory within `FRESH` seconds."""
-    deadline = time.monotonic() + FRESH
+    deadline = clock.deadline(FRESH)
     while missing := {name for name in names if not (folder / name).exists()}:
-        if time.monotonic() > deadline:
+        if deadline.passed():
             break
-        time.sleep(0.1)
+        clock.sleep(0.1)
     return missing

@@ -7,6 +7,7 @@ before any other message of it is read. `peer_checks` evaluates the results.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import secrets
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from dtrain.clock import Clock, Deadline
 from dtrain.cluster.secret import Secret
 from dtrain.cluster.sockets import bind_everywhere
 from dtrain.topology import Task, Topology, split_address
@@ -31,6 +33,17 @@ _PINGS = 20
 _SMALL, _LARGE = 1 << 20, 32 << 20  # bytes sent to measure bandwidth
 _FAST = 0.05  # seconds; if the small message takes less, the large one is sent too
 _PAUSE = 0.2
+
+
+class _HostClock(Clock):
+    """The machine's clock, also under libfaketime, where `time.sleep` fails."""
+
+    def sleep(self, seconds: float) -> None:
+        threading.Event().wait(seconds)
+
+
+CLOCK = _HostClock()
+"""The clock of `dtrain doctor`."""
 
 
 class ProbeError(Exception):
@@ -64,16 +77,40 @@ class PeerResult:
     clock: float = 0.0
 
 
-class _SignedConnection:
-    """Signed messages over one connection; a signature holds for one message of one connection."""
+class _Received(io.RawIOBase):
+    """The bytes that a connection receives until a deadline."""
 
-    def __init__(self, connection: socket.socket, secret: Secret, *, server: bool) -> None:
-        connection.settimeout(_ANSWER)
+    def __init__(self, connection: socket.socket, deadline: Deadline) -> None:
+        self._connection, self._deadline = connection, deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        # Limited at each read, because a peer that sends byte by byte never exceeds a socket's timeout.
+        self._connection.settimeout(_time_for_an_answer(self._deadline))
+        return self._connection.recv_into(buffer)
+
+
+class SignedConnection:
+    """Signed messages over one connection; a signature holds for one message of one connection.
+
+    Args:
+        connection: the connection.
+        secret: the job's secret.
+        deadline: until when messages may be exchanged.
+        server: whether this process has accepted the connection.
+    """
+
+    def __init__(
+        self, connection: socket.socket, secret: Secret, deadline: Deadline, *, server: bool
+    ) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.connection, self.file = connection, connection.makefile("rb")
+        self._connection, self._deadline = connection, deadline
+        self.file = io.BufferedReader(_Received(connection, deadline))
         self._roles = ("server", "client") if server else ("client", "server")
         mine = secrets.token_hex(16)
-        connection.sendall(f"dtrain-doctor 1 {mine}\n".encode())
+        self.send_bytes(f"dtrain-doctor 1 {mine}\n".encode())
         words = self.file.readline(_LINE).decode("ascii", "replace").split()
         if words[:2] != ["dtrain-doctor", "1"] or len(words) != 3:
             raise ProbeError("what answers there is not `dtrain doctor`")
@@ -81,13 +118,24 @@ class _SignedConnection:
         self._secret = secret.derive("doctor", *nonces)
         self._sent = self._received = 0
 
+    def send_bytes(self, data: bytes) -> None:
+        """Sends bytes without a signature."""
+        self._connection.settimeout(_time_for_an_answer(self._deadline))
+        self._connection.sendall(data)
+
     def send(self, **message: Any) -> None:
+        """Sends a message."""
         body = json.dumps(message).encode()
         signature = self._secret.sign(self._roles[0], self._sent, body).hex().encode()
         self._sent += 1
-        self.connection.sendall(signature + b" " + body + b"\n")
+        self.send_bytes(signature + b" " + body + b"\n")
 
     def receive(self) -> dict[str, Any]:
+        """Receives a message.
+
+        Raises:
+            ProbeError: the peer has another secret, or does not follow the protocol.
+        """
         line = self.file.readline(_LINE)
         signature, _, body = line.rstrip(b"\n").partition(b" ")
         if not line:
@@ -112,17 +160,19 @@ class PeerProbe:
         topology: the job.
         secret: the job's secret.
         facts: what this process sends its peers about itself, as values that JSON can hold.
+        clock: decides how long peers are awaited.
 
     Raises:
         OSError: this task's port is in use.
     """
 
-    def __init__(self, topology: Topology, secret: Secret, facts: dict[str, Any]) -> None:
-        self._topology, self._secret = topology, secret
+    def __init__(
+        self, topology: Topology, secret: Secret, facts: dict[str, Any], *, clock: Clock = CLOCK
+    ) -> None:
+        self._topology, self._secret, self._clock = topology, secret, clock
         self._facts = facts | {"task": str(topology.task)}
         self._done: set[str] = set()
         self._measuring = threading.Lock()  # simultaneous measurements would share the bandwidth
-        self._pause = threading.Event()  # never set, only waited for: `time.sleep` fails under libfaketime
         self._listener = bind_everywhere(split_address(topology.address)[1])
         try:
             self._listener.listen(64)
@@ -141,7 +191,8 @@ class PeerProbe:
 
     def run(self, seconds: float) -> dict[Task, PeerResult]:
         """Exchanges messages with every other task, for at most `seconds` and one last attempt."""
-        deadline = time.monotonic() + seconds
+        deadline = self._clock.deadline(seconds)
+        last = self._clock.deadline(seconds + _ANSWER)
         tasks = self._topology.tasks()
         after = tasks.index(self._topology.task) + 1  # each task begins with the peer after it
         others = [*tasks[after:], *tasks[: after - 1]]
@@ -155,11 +206,11 @@ class PeerProbe:
         for thread in threads:
             thread.join()
         reached = {str(task) for task, peer in peers.items() if not peer.problem}
-        while not reached <= self._done and time.monotonic() < deadline + _ANSWER:
-            self._pause.wait(_PAUSE)
+        while not reached <= self._done and not last.passed():
+            self._clock.sleep(_PAUSE)
         return peers
 
-    def _probe(self, task: Task, peer: PeerResult, deadline: float) -> None:
+    def _probe(self, task: Task, peer: PeerResult, deadline: Deadline) -> None:
         while True:
             try:
                 with connected(self._topology.address_of(task), peer):
@@ -167,18 +218,18 @@ class PeerProbe:
                 with (
                     self._measuring,
                     connected(self._topology.address_of(task), peer) as connection,
-                    _limited(connection),
+                    _limited(self._clock) as limit,
                 ):
-                    self._measure(_SignedConnection(connection, self._secret, server=False), peer)
+                    self._measure(SignedConnection(connection, self._secret, limit, server=False), peer)
                 peer.problem = ""
                 return
             except _FAULTS as error:
                 peer.problem = getattr(error, "strerror", None) or str(error) or "it does not answer"
-            if time.monotonic() >= deadline:
+            if deadline.passed():
                 return
-            self._pause.wait(_PAUSE)
+            self._clock.sleep(_PAUSE)
 
-    def _measure(self, channel: _SignedConnection, peer: PeerResult) -> None:
+    def _measure(self, channel: SignedConnection, peer: PeerResult) -> None:
         channel.send(kind="facts", **self._facts)
         peer.facts = channel.receive()
         trips, clocks = [], []
@@ -195,7 +246,7 @@ class PeerProbe:
         for size in (_SMALL, _LARGE):
             begun = time.perf_counter()
             channel.send(kind="bytes", count=size)
-            channel.connection.sendall(bytes(size))
+            channel.send_bytes(bytes(size))
             channel.receive()
             took = time.perf_counter() - begun
             peer.bandwidth = size * 8 / took
@@ -217,8 +268,8 @@ class PeerProbe:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            with connection, contextlib.suppress(*_FAULTS), _limited(connection):
-                channel = _SignedConnection(connection, self._secret, server=True)
+            with connection, contextlib.suppress(*_FAULTS), _limited(self._clock) as limit:
+                channel = SignedConnection(connection, self._secret, limit, server=True)
                 peer = str(channel.receive()["task"])
                 channel.send(**self._facts)
                 while True:
@@ -235,31 +286,30 @@ class PeerProbe:
             _SERVING_SLOTS.release()
 
 
-@contextlib.contextmanager
-def _limited(connection: socket.socket) -> Iterator[None]:
-    """Limits the whole exchange, because a peer that sends byte by byte never exceeds a socket's timeout.
+def _time_for_an_answer(deadline: Deadline) -> float:
+    """The seconds that the peer has for an answer.
 
     Raises:
-        ProbeError: the exchange took too long.
+        ProbeError: the time of the exchange is over.
     """
-    late = threading.Event()
+    if deadline.passed():
+        raise ProbeError(f"the exchange took more than {_EXCHANGE_SECONDS:g} s")
+    return min(_ANSWER, max(1e-3, deadline.left()))
 
-    def end() -> None:
-        late.set()
-        with contextlib.suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
 
-    timer = threading.Timer(_EXCHANGE_SECONDS, end)
-    timer.daemon = True
-    timer.start()
+@contextlib.contextmanager
+def _limited(clock: Clock) -> Iterator[Deadline]:
+    """Gives the deadline of an exchange.
+
+    Raises:
+        ProbeError: the exchange was not over then.
+    """
+    deadline = clock.deadline(_EXCHANGE_SECONDS)
     try:
-        yield
-    except _FAULTS as error:
-        if late.is_set():
-            raise ProbeError(f"the exchange took more than {_EXCHANGE_SECONDS:g} s") from error
+        yield deadline
+    except OSError:  # the last answer was awaited until the deadline
+        _time_for_an_answer(deadline)
         raise
-    finally:
-        timer.cancel()
 
 
 @contextlib.contextmanager

@@ -80,7 +80,7 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Writes a line about the steps, if a second has passed since the last one."""
         self._in_epoch = int(batch + 1)
-        if not self._writes or time.perf_counter() - self._mark.at < _INTERVAL:
+        if not self._writes or clock.now() - self._mark.at < _INTERVAL:
             return
         before, self._mark = self._mark, clock.mark()
         if self._mark.trained.steps <= before.trained.steps:

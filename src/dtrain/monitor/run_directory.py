@@ -12,13 +12,13 @@ import fcntl
 import json
 import math
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dtrain import job
+from dtrain.clock import REAL, Clock
 from dtrain.cluster import settings
 from dtrain.errors import ConfigurationError
 from dtrain.log import logger
@@ -263,14 +263,14 @@ def _fence_of(directory: RunDirectory) -> Path:
 _locks: dict[Path, int] = {}  # descriptors that stay open as long as this process lives
 
 
-def lock_run_directory(directory: RunDirectory, *, sleep: Callable[[float], None] = time.sleep) -> None:
+def lock_run_directory(directory: RunDirectory, *, clock: Clock = REAL) -> None:
     """Lock a directory against other processes for as long as this process lives.
 
     It does nothing on a file system without locks.
 
     Args:
         directory: the directory to lock.
-        sleep: waits the given number of seconds, because a reader may hold the lock for an instant.
+        clock: on which to wait for a reader, which may hold the lock for an instant.
 
     Raises:
         ConfigurationError: another process holds the lock.
@@ -286,7 +286,7 @@ def lock_run_directory(directory: RunDirectory, *, sleep: Callable[[float], None
         return
     descriptor = os.open(directory.path, os.O_RDONLY)
     try:
-        _lock(descriptor, sleep)
+        _lock(descriptor, clock)
     except BlockingIOError:
         os.close(descriptor)
         raise ConfigurationError(f"Another process trains in {directory.path}.") from None
@@ -296,13 +296,13 @@ def lock_run_directory(directory: RunDirectory, *, sleep: Callable[[float], None
     _locks[directory.path] = descriptor
 
 
-def _lock(descriptor: int, sleep: Callable[[float], None]) -> None:
+def _lock(descriptor: int, clock: Clock) -> None:
     # `is_locked` in a reader's process holds the lock for an instant, which must not make a run fail.
     for pause in (0.01, 0.1, 0.5):
         try:
             return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            sleep(pause)
+            clock.sleep(pause)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

@@ -9,12 +9,12 @@ import inspect
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from dtrain.clock import REAL, Deadline
 from dtrain.cluster import settings
 from dtrain.cluster.tpu import tpu_name
 from dtrain.errors import ConfigurationError, TPUNotFoundError
@@ -116,7 +116,7 @@ def _find(resolver: Any, tpu: str | None, timeout: float | None) -> Any:
             hint="give one of them",
         )
     limit = settings.peer_timeout() if timeout is None else timeout
-    deadline = time.monotonic() + limit
+    deadline = REAL.deadline(limit)
     name = _with_scheme(tpu if tpu is not None else _known_name())
     looked = f"the TPU of {type(resolver).__name__}" if resolver is not None else _looked_for(tpu, name)
     try:
@@ -126,7 +126,7 @@ def _find(resolver: Any, tpu: str | None, timeout: float | None) -> Any:
             return resolver
         addresses = _within(limit, lambda: _addresses(resolver))
         for address in addresses:
-            _wait_for(address, deadline, limit)
+            wait_for(address, deadline, limit)
         if addresses:
             # This must run in the calling thread, because it sets the thread's default device.
             tf.config.experimental_connect_to_cluster(resolver)
@@ -191,28 +191,28 @@ def _within(limit: float, work: Callable[[], Found]) -> Found:
     raise failed[0] if failed else TimeoutError(f"no answer in {limit:g} s")
 
 
-def _wait_for(address: str, deadline: float, limit: float) -> None:
-    """Waits until a gRPC server answers at `address`.
+def wait_for(address: str, deadline: Deadline, limit: float) -> None:
+    """Waits until a gRPC server answers at `address`, on the deadline's clock.
 
     Without this, TensorFlow would wait for it in C++ without a limit, with all Python threads blocked.
 
     Raises:
         TimeoutError: no gRPC server answered until `deadline`.
     """
-    say_next = time.monotonic() + _SAY_EVERY
+    clock = deadline.clock
+    say_next = clock.deadline(_SAY_EVERY)
     while True:
-        why = _silence(address, min(2.0, max(0.1, deadline - time.monotonic())))
+        why = _silence(address, min(2.0, max(0.1, deadline.left())))
         if why is None:
             return
-        now = time.monotonic()
-        if now >= deadline:
+        if deadline.passed():
             raise TimeoutError(f"nothing serves at {address} ({why}); waited {limit:g} s")
-        if now >= say_next:
-            say_next = now + _SAY_EVERY
+        if say_next.passed():
+            say_next = clock.deadline(_SAY_EVERY)
             sys.stderr.write(
-                f"dtrain: waiting for the TPU at {address}; giving up in {deadline - now:.0f} s\n"
+                f"dtrain: waiting for the TPU at {address}; giving up in {deadline.left():.0f} s\n"
             )
-        time.sleep(min(0.5, deadline - now))
+        clock.sleep(min(0.5, deadline.left()))
 
 
 def _silence(address: str, seconds: float) -> str | None:
