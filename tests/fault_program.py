@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -39,18 +40,22 @@ class Options:
         accumulation: micro-batches in an update; 1 for no accumulation.
         xla: whether XLA compiles the step.
         save: arguments of BackupAndRestore without its folder; None trains without BackupAndRestore.
-        pause: seconds that each step takes at least.
+        settle: whether each step ends only when no checkpoint is being written, so that every save that is
+            due is made, and the newest checkpoint at a fault is known.
+        pause: seconds that each step takes at least, for faults that come at a random time.
         faults: dictionaries with `kind` (see `fault_kinds.happen`), `worker` and `step`. A fault happens
             once, at the end of the callbacks of its step (counted over all epochs), or for the step "after"
-            when `fit` has returned; with `always`, after every start of the process. A fault of the kind
-            "data" is raised while data is read, at the batch number `item` that a process reads.
+            when `fit` has returned; with `always`, after every start of the process; with `noted`, the step
+            ends only when this process has got a preemption notice. A fault of the kind "data" is raised
+            while data is read, at the batch number `item` that a process reads.
         learning_rate: the learning rate of Adam.
         dropout: the rate of the model's only dropout layer.
         normalize: whether the model has batch normalization, over each replica's part of a batch.
         backup: the folder of the checkpoints, relative to FOLDER.
         stop_after: the number of epochs after which EarlyStopping ends training, at least 2; 0 for no limit.
         over_mpi: whether the workers, each an MPI rank, also all-reduce a number over MPI at every step.
-        hold: whether each step of the last epoch waits up to two seconds for a file FOLDER/go.
+        hold: whether each step of the last epoch waits up to two seconds for a file FOLDER/go, and the last
+            step until the file is there.
     """
 
     strategy: str = "one"
@@ -61,6 +66,7 @@ class Options:
     accumulation: int = 3
     xla: bool = False
     save: dict[str, Any] | None = field(default_factory=lambda: {"save_freq": 8})
+    settle: bool = True
     pause: float = 0.0
     faults: list[dict[str, Any]] = field(default_factory=list)
     learning_rate: float = 0.01
@@ -98,12 +104,13 @@ def train(folder: Path, options: Options) -> None:
         keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=0.5),
         keras.callbacks.EarlyStopping("loss", patience=20, restore_best_weights=True),
         keras.callbacks.CSVLogger(str(folder / "log.csv")),
-        faults_of(folder, options),
     ]
     if options.stop_after:
         callbacks.append(keras.callbacks.EarlyStopping("loss", patience=patience, min_delta=1e9))
-    if options.save is not None:
-        callbacks.insert(0, dtrain.BackupAndRestore(folder / options.backup, **options.save))
+    backup = None if options.save is None else make_backup(folder, options)
+    if backup is not None:
+        callbacks.insert(0, backup)
+    callbacks.append(faults_of(folder, options, backup))
     x, y = arrays()
     data, arguments = data_of(folder, options, x, y)
     history = model.fit(
@@ -264,7 +271,28 @@ def reader_of(folder: Path, options: Options) -> Any:
     return read
 
 
-def faults_of(folder: Path, options: Options) -> Any:
+def make_backup(folder: Path, options: Options) -> Any:
+    """A BackupAndRestore that can also be asked what its session knows."""
+    import dtrain
+
+    class Backup(dtrain.BackupAndRestore):
+        def dtrain_session(self, model: Any, arguments: dict[str, Any]) -> Any:
+            self.session = super().dtrain_session(model, arguments)
+            return self.session
+
+        def settle(self) -> None:
+            """Waits until this process writes no checkpoint: it is committed, or has failed."""
+            self.session._folder.store.wait()
+
+        def wait_for_notice(self) -> None:
+            """Waits until this process has got a preemption notice."""
+            while not self.session._notices.noted:
+                time.sleep(0.02)
+
+    return Backup(folder / options.backup, **options.save)
+
+
+def faults_of(folder: Path, options: Options, backup: Any) -> Any:
     """A callback that injects faults into this process at their steps."""
     import keras
 
@@ -281,16 +309,18 @@ def faults_of(folder: Path, options: Options) -> Any:
             self.step += 1
             if me in ("worker:0", "chief:0"):
                 with (folder / "steps").open("a") as steps:
-                    steps.write(f"{os.getpid()} {self.step} {time.time():.3f}\n")
+                    steps.write(f"{os.getpid()} {self.step} {time.time()}\n")
             if options.over_mpi:
                 add_up_over_mpi(self.step)
+            if options.settle and backup is not None:
+                backup.settle()
             if options.pause:
                 time.sleep(options.pause)
             if options.hold and self.step > last - per_epoch:
-                wait_for_file(folder / "go", limit=2.0)
+                wait_for_file(folder / "go", limit=math.inf if self.step == last else 2.0)
             for number, fault in enumerate(options.faults):
                 if fault.get("step") == self.step and fault.get("worker", "worker:0") == me:
-                    inject_fault(folder, options, number)
+                    inject_fault(folder, options, number, backup)
 
     return Faults()
 
@@ -316,12 +346,14 @@ def wait_for_file(path: Path, limit: float) -> None:
         time.sleep(0.02)
 
 
-def inject_fault(folder: Path, options: Options, number: int) -> None:
+def inject_fault(folder: Path, options: Options, number: int, backup: Any = None) -> None:
     """Inject a fault, unless it has happened before; with `always`, in any case."""
     fault = options.faults[number]
     if once(folder, number, folder / options.backup) or fault.get("always"):
         lives = Path(sys.argv[1]) / "lives"
         happen(fault, folder / options.backup, lives)
+        if fault.get("noted"):
+            backup.wait_for_notice()
 
 
 def digest(model: Any) -> str:

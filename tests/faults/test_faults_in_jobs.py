@@ -28,7 +28,6 @@ WORKERS = {"one": 1, "mirrored": 1, "central_storage": 1, "multi_worker": 2}
 MANY = ("--max-restarts", "30")
 # Spares that are left over at the end have imported TensorFlow for nothing.
 COLD = (*MANY, "--spares", "none")
-SLOW = {"pause": 0.05}
 IN_ONE_PROCESS = pytest.mark.soak(
     "test_backup_and_restore.py interrupts fits of this strategy in its own process"
 )
@@ -65,7 +64,6 @@ def test_a_kill_in_the_middle_of_an_epoch_with_each_kind_of_data(
         Training(
             tmp_path / data,
             {
-                **SLOW,
                 "strategy": strategy,
                 "data": data,
                 "faults": [{"kind": "SIGKILL", "step": 29 + number, "worker": victims[number]}],
@@ -87,7 +85,7 @@ def test_a_kill_in_the_middle_of_an_epoch_with_each_kind_of_data(
 def test_central_storage_goes_on_after_a_kill(tmp_path: Path) -> None:
     (expected,) = undisturbed(tmp_path / "undisturbed", "central_storage", {})
     faults = [{"kind": "SIGKILL", "step": 29}]
-    training = Training(tmp_path / "job", {**SLOW, "strategy": "central_storage", "faults": faults})
+    training = Training(tmp_path / "job", {"strategy": "central_storage", "faults": faults})
     job = run([training], options=MANY)
     assert_same(training, expected)
     assert_recovered(job, training, 0)
@@ -106,7 +104,7 @@ def test_each_task_two_at_once_the_guard_and_the_launcher_are_killed(
         {"kind": "SIGKILL", "step": 40, "target": "guard"},
         {"kind": "SIGKILL", "step": 45, "target": "launcher"},
     ]
-    training = Training(tmp_path / "job", {**SLOW, "strategy": "multi_worker", "faults": faults})
+    training = Training(tmp_path / "job", {"strategy": "multi_worker", "faults": faults})
     with Job([training], workers=2, options=MANY) as job:
         assert job.wait() == -signal.SIGKILL, job.text
     # The guard was dead: here it is the kernel that ends the tasks of a launcher that was killed.
@@ -132,7 +130,7 @@ def test_an_exception_that_is_raised_once_costs_nothing(tmp_path: Path, expected
         ("pipeline", {"kind": "exception", "step": "after", "text": "after the training"}),
     ]
     trainings = [
-        Training(tmp_path / data, {**SLOW, "strategy": "multi_worker", "data": data, "faults": [fault]})
+        Training(tmp_path / data, {"strategy": "multi_worker", "data": data, "faults": [fault]})
         for data, fault in kinds
     ]
     job = run(trainings, workers=2, options=COLD)
@@ -148,9 +146,9 @@ def test_an_exception_that_is_raised_once_costs_nothing(tmp_path: Path, expected
 
 def test_an_exception_that_is_raised_always_ends_the_job_with_its_trace(tmp_path: Path) -> None:
     faults = [{"kind": "exception", "step": 29, "always": True, "text": "always"}]
-    training = Training(tmp_path / "job", {**SLOW, "faults": faults})
+    training = Training(tmp_path / "job", {"faults": faults})
     job = run([training], status=1, options=COLD)
-    assert len((training.folder / "lives").read_text().splitlines()) == 2, job.text
+    assert training.starts() == 2, job.text
     last = job.text[job.text.rindex("[dtrain] The last lines of worker 0:") :]
     assert "[worker 0] RuntimeError: always" in last
     assert 'fault_kinds.py", line' in last
@@ -174,7 +172,7 @@ def test_a_task_that_runs_out_of_memory(tmp_path: Path, expected: Expected, smal
     """It gets no more from the system; and, where that can be arranged here, the system kills it."""
     faults = [{"kind": "memory", "step": 20}, {"kind": "killed_for_memory", "step": 40}]
     count = 2 if small_group else 1
-    training = Training(tmp_path / "job", {**SLOW, "faults": faults[:count]})
+    training = Training(tmp_path / "job", {"faults": faults[:count]})
     job = run([training], options=MANY)
     for number in range(count):
         assert_recovered(job, training, number)
@@ -184,4 +182,4 @@ def test_a_task_that_runs_out_of_memory(tmp_path: Path, expected: Expected, smal
         pytest.skip(
             f"there is no memory controller in {fault_kinds.CGROUPS}: tried without the system's kill"
         )
-    assert "worker 0 was killed by signal 9 (SIGKILL) at step" in job.text
+    assert "worker 0 was killed by signal 9 (SIGKILL)" in job.text

@@ -26,19 +26,20 @@ from fault_jobs import (
 pytestmark = pytest.mark.timeout(1800)
 
 AGAIN = 75
+# On a busy machine it may take long to save and to end.
+GRACE = ("--grace", "250")
 SAVED = "has saved a checkpoint and wants to be run again"
 MAINTENANCE = b"TERMINATE_ON_HOST_MAINTENANCE"
 
 
 @pytest.fixture
 def cloud(tmp_path: Path) -> Iterator[str]:
-    """The address of a metadata server, which gives notice once after there is a file `notice`."""
+    """The address of a metadata server, which gives notice while there is a file `notice`."""
     notice = tmp_path / "notice"
 
     class Metadata(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             given = self.path.endswith("/maintenance-event") and notice.exists()
-            notice.unlink(missing_ok=True)
             self.send_response(200)
             self.send_header("Metadata-Flavor", "Google")
             self.end_headers()
@@ -62,27 +63,28 @@ def test_notices_save_at_the_same_step_and_cost_nothing(tmp_path: Path, cloud: s
     faults = [
         {"kind": "SIGTERM", "step": 10, "worker": "worker:1"},
         {"kind": "SIGUSR1", "step": 20, "worker": "worker:0"},
-        {"kind": "touch", "step": 28, "path": str(tmp_path / "notice")},
-        {"kind": "SIGTERM", "step": 40, "target": "launcher"},
+        {"kind": "touch", "step": 28, "path": str(tmp_path / "notice"), "noted": True},
+        {"kind": "command", "step": 28, "command": ["rm", str(tmp_path / "notice")]},
+        {"kind": "SIGTERM", "step": 40, "target": "launcher", "noted": True},
         {"kind": "SIGTERM", "step": 45, "worker": "worker:1"},
     ]
-    # Steps are long enough for the cloud to be asked, once a second, before the training is over.
-    options = {"pause": 0.2, "strategy": "multi_worker", "save": {"save_freq": 100}, "faults": faults}
+    # The workers tell each other of notices when a save is due, at the latest: here every seven steps.
+    options = {"strategy": "multi_worker", "save": {"save_freq": 7}, "faults": faults}
     training = Training(tmp_path / "job", options)
     env = {"GCE_METADATA_IP": cloud}
 
-    # One restart is allowed, and none is used up.
-    job = run([training], status=AGAIN, workers=2, options=("--max-restarts", "1"), env=env)
+    # One restart is allowed, and none is used up by three notices.
+    job = run([training], status=AGAIN, workers=2, options=("--max-restarts", "1", *GRACE), env=env)
     assert job.text.count(SAVED) == 3, job.text
     for reason in ("SIGTERM", "SIGUSR1", "Google Cloud's notice of a host's maintenance"):
         assert f"{reason}: the state after step" in job.text
-    assert "restarts in an hour" not in job.text
     assert "SIGTERM was received: every task has saved a checkpoint; run the job again" in job.text
 
     # Where nothing may be started again, it is for whoever started the job to do so.
-    job = run([training], status=AGAIN, workers=2, options=("--max-restarts", "0"), env=env)
-    assert SAVED not in job.text
-    job = run([training], workers=2, env=env)
+    run([training], status=AGAIN, workers=2, options=("--max-restarts", "0", *GRACE), env=env)
+    assert training.starts() == 5 * 2
+    run([training], workers=2, env=env)
+    assert training.starts() == 6 * 2
     assert_same(training, expected)
     assert_nothing_left(training)
     # Each notice was heeded at a step, and none was made twice: nothing was lost at all.
@@ -92,17 +94,17 @@ def test_notices_save_at_the_same_step_and_cost_nothing(tmp_path: Path, cloud: s
 
 def test_a_chief_saves_while_its_servers_are_there(tmp_path: Path) -> None:
     """A notice to the chief alone costs nothing; one to the launcher ends the servers after the chief."""
-    options = {"strategy": "parameter_server", "pause": 0.05, "save": {"save_freq": 100}}
+    options = {"strategy": "parameter_server", "save": {"save_freq": 100}}
     alone = Training(tmp_path / "alone", {**options, "save": None})
     run([alone], options=("--ps", "1"))
     faults = [
         {"kind": "SIGTERM", "step": 10, "worker": "chief:0"},
-        {"kind": "SIGTERM", "step": 25, "worker": "chief:0", "target": "launcher"},
+        {"kind": "SIGTERM", "step": 25, "worker": "chief:0", "target": "launcher", "noted": True},
     ]
     training = Training(tmp_path / "noticed", {**options, "faults": faults})
-    job = run([training], status=AGAIN, options=("--ps", "1", "--max-restarts", "1"))
+    job = run([training], status=AGAIN, options=("--ps", "1", "--max-restarts", "1", *GRACE))
+    # If it counted, it would say how many restarts are left.
     assert f"chief 0 {SAVED}. The whole job is started again." in job.text, job.text
-    assert "restarts in an hour" not in job.text
     assert "SIGTERM was received: the chief has saved a checkpoint; run the job again" in job.text
     run([training], options=("--ps", "1"))
     assert_same(training, alone.result())
@@ -113,24 +115,16 @@ def test_a_chief_saves_while_its_servers_are_there(tmp_path: Path) -> None:
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     """The impatient get what they want: the task or the launcher ends, and the same command goes on."""
     (expected,) = undisturbed(tmp_path / "undisturbed", "one", {})
-    faults = [
-        {"kind": "SIGTERM", "step": 20, "times": 2},  # a notice that two have passed on
-        {"kind": "sleep", "step": 20, "seconds": 1.5},
-        {"kind": "SIGTERM", "step": 20},
-        {"kind": "sleep", "step": 40, "seconds": 60},
-    ]
-    training = Training(tmp_path / "job", {"pause": 0.05, "faults": faults})
+    faults = [{"kind": "insist", "step": 20}, {"kind": "wait", "step": 40}]
+    training = Training(tmp_path / "job", {"faults": faults})
     with Job([training], options=("--max-restarts", "1")) as job:
-        wait_for((training.folder / "fault-3").exists, job)
+        wait_for((training.folder / "fault-1").exists, job)
         while not job.over:  # two signals at one moment are one
             job.signal(signal.SIGTERM)
-            time.sleep(0.1)
+            time.sleep(0.05)
         # One that comes when all have ended finds nobody who would take it as the second.
         assert job.wait() in (128 + signal.SIGTERM, -signal.SIGTERM), job.text
-    # The step is the last that was reported: five times a second.
-    assert re.search(
-        r"worker 0 was killed by signal 15 \(SIGTERM\) at step \d+. All are started again", job.text
-    )
+    assert re.search(r"worker 0 was killed by signal 15 \(SIGTERM\).*. All are started again", job.text)
     assert_nothing_runs([training])
     run([training])
     assert_same(training, expected)
