@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,10 @@ def test_an_own_error_is_the_callers() -> None:
 
 def test_a_trial_that_hangs() -> None:
     def hangs(batch: int) -> Any:
-        time.sleep(1000)
+        signal.pause()
 
-    start = time.monotonic()
     with refused(TaskTimeoutError, "batch of 1", "3 s"):
         largest_batch(hangs, memory_limit=LIMIT, timeout=3)
-    assert time.monotonic() - start < 30
 
 
 class PretendFinder(batch_finder.Finder):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,10 +69,9 @@ def test_a_process_that_dies_is_an_error_and_nothing_is_left_out(
     next(data)
     with caplog.at_level(logging.ERROR, logger="dtrain"):
         os.kill(dealt.dtrain_service.processes[1], signal.SIGKILL)
-        begun = time.monotonic()
         with pytest.raises(tf.errors.OpError):
-            for _ in data:
-                assert time.monotonic() - begun < 30
+            for _ in data:  # they would go on for ever
+                pass
     assert "was killed by signal 9 (SIGKILL)" in caplog.text
 
 

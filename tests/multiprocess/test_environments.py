@@ -156,7 +156,7 @@ def test_two_processes_find_the_same_job_and_their_own_tasks(name: str, tmp_path
         ]
     said = []
     for command, variables in commands:
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env=variables, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         said += [json.loads(line) for line in done.stdout.splitlines()]
     found = [about for about, _ in said]

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,8 @@ import pytest
 from dtrain import cluster
 from dtrain.errors import ConfigurationError, DtrainError, TaskFailedError, TaskTimeoutError
 from dtrain.launch.spawn import spawn
+from processes import wait_until
 from refusals import refused
-
-LIMIT = 60.0
 
 
 def rank() -> int:
@@ -68,12 +66,10 @@ def test_the_childs_traceback_is_in_the_error() -> None:
     def fails() -> None:
         if rank() == 1:
             raise ValueError("what went wrong \u00e9")
-        time.sleep(100)
+        signal.pause()
 
-    start = time.monotonic()
     with pytest.raises(TaskFailedError) as caught:
         spawn(fails, workers=3)
-    assert time.monotonic() - start < 10
     assert (caught.value.task, caught.value.exit_code) == ("worker 1", 1)
     assert "in fails" in str(caught.value)
     assert "ValueError: what went wrong \u00e9" in str(caught.value)
@@ -116,19 +112,17 @@ def test_timeout_ends_all(tmp_path: Path) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         (tmp_path / str(os.getpid())).touch()
         if rank() == 1:
-            time.sleep(100)
+            signal.pause()
 
-    start = time.monotonic()
     with refused(TaskTimeoutError, "worker 1") as caught:
         spawn(hangs, timeout=2.0)
-    assert time.monotonic() - start < 12
     assert isinstance(caught.value, TimeoutError) and isinstance(caught.value, DtrainError)
     assert not any(Path("/proc", p.name).exists() for p in tmp_path.iterdir())
 
 
 # Run as programs: at top level and without `if __name__`, as in a notebook.
 PROGRAM = """
-import os, sys, time
+import os, signal, sys
 from dtrain.launch.spawn import spawn
 class Answer:
     def __init__(self, value): self.value = value
@@ -146,9 +140,7 @@ except KeyboardInterrupt:
 def test_from_the_top_level_of_a_program(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(body=""))
-    done = subprocess.run(
-        [sys.executable, str(program), str(tmp_path)], capture_output=True, text=True, timeout=LIMIT
-    )
+    done = subprocess.run([sys.executable, str(program), str(tmp_path)], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "[42, 42]\n"), done.stderr
 
 
@@ -157,7 +149,7 @@ def test_the_parents_end_is_the_workers_end(tmp_path: Path, signum: signal.Signa
     folder = tmp_path / "pids"
     folder.mkdir()
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(body="time.sleep(100)"))
+    program.write_text(PROGRAM.format(body="signal.pause()"))
     process = subprocess.Popen(
         [sys.executable, str(program), str(folder)],
         stderr=subprocess.PIPE,
@@ -165,27 +157,22 @@ def test_the_parents_end_is_the_workers_end(tmp_path: Path, signum: signal.Signa
         text=True,
     )
     try:
-        deadline = time.monotonic() + LIMIT
-        while len(list(folder.iterdir())) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: len(list(folder.iterdir())) == 2)
         process.send_signal(signum)
-        _, errors = process.communicate(timeout=LIMIT)
+        _, errors = process.communicate()
     finally:
         process.kill()
     assert process.returncode == (1 if signum == signal.SIGINT else -signum)
     if signum == signal.SIGINT:
         assert "interrupted" in errors
-    while any(Path("/proc", p.name).exists() for p in folder.iterdir()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not any(Path("/proc", p.name).exists() for p in folder.iterdir()))
 
 
 def test_from_a_thread() -> None:
     results: list[int] = []
     thread = threading.Thread(target=lambda: results.extend(spawn(rank)))
     thread.start()
-    thread.join(LIMIT)
+    thread.join()
     assert results == [0, 1]
 
 
@@ -205,4 +192,4 @@ def test_tensorflow_in_the_workers() -> None:
 
         return float(step())
 
-    assert spawn(total, timeout=LIMIT) == [3.0, 3.0]
+    assert spawn(total) == [3.0, 3.0]

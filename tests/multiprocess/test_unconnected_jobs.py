@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-LIMIT = 120.0
+from dtrain.launch import launch_local
+from dtrain.launch.connections import Connections
+
 TRAINS = """
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
@@ -18,6 +22,7 @@ FITS = """
     x = np.ones((16, 4), "float32")
     model.fit({data}, verbose=0{options})
 """
+OWN = "strategy = tf.distribute.MultiWorkerMirroredStrategy()\n"
 
 
 def launch(tmp_path: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -27,7 +32,6 @@ def launch(tmp_path: Path, program: str, *options: str) -> subprocess.CompletedP
         [sys.executable, "-m", "dtrain", "launch", "--max-restarts", "0", *options, str(script)],
         capture_output=True,
         text=True,
-        timeout=LIMIT,
     )
 
 
@@ -36,23 +40,57 @@ def program(setup: str = "", *, scope: str = "if True:", data: str = "x, x[:, :1
     return "\n".join([*parts, textwrap.dedent(FITS).format(data=data, options=options)])
 
 
-@pytest.mark.parametrize("options", [("--workers", "2"), ("--workers", "1", "--ps", "1")])
+def launched_until(
+    patch: pytest.MonkeyPatch, folder: Path, program: str, attribute: str, **options: int
+) -> tuple[int, str]:
+    """Launches a program whose tasks end only when the launcher has seen something of them.
+
+    Args:
+        patch: has the launcher leave a file then.
+        folder: for the program and the file.
+        program: what the tasks do before.
+        attribute: that of `Connections` which becomes true.
+        **options: of `launch_local`.
+
+    Returns:
+        The exit status, and what the launcher and the tasks wrote to standard error.
+    """
+    seen, script, check, errors = folder / "seen", folder / "job.py", Connections.check, io.StringIO()
+
+    def noted(connections: Connections, *looked_at: Any) -> None:
+        check(connections, *looked_at)
+        if getattr(connections, attribute):
+            seen.touch()
+
+    patch.setattr(Connections, "check", noted)
+    waits = f"import os, time\nwhile not os.path.exists({str(seen)!r}):\n    time.sleep(0.05)\n"
+    script.write_text(program + waits)
+    status = launch_local([sys.executable, str(script)], max_restarts=0, stderr=errors, **options)
+    return status, errors.getvalue()
+
+
+@pytest.mark.parametrize("options", [{"workers": 2}, {"workers": 1, "ps": 1}])
 @pytest.mark.long
-def test_a_script_without_a_strategy_gets_advice(tmp_path: Path, options: tuple[str, ...]) -> None:
-    done = launch(tmp_path, program(), *options)
-    assert done.returncode == 0, done.stderr
-    assert "processes of this job never connected to each other" in done.stderr
-    name = "parameter_server" if "--ps" in options else "multi_worker"
-    assert f'strategy = dtrain.strategy("{name}")' in done.stderr
+def test_a_script_without_a_strategy_gets_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, int]
+) -> None:
+    status, errors = launched_until(monkeypatch, tmp_path, program(), "tensorflow", **options)
+    assert status == 0, errors
+    assert "processes of this job never connected to each other" in errors
+    name = "parameter_server" if "ps" in options else "multi_worker"
+    assert f'strategy = dtrain.strategy("{name}")' in errors
 
 
 @pytest.mark.long
-def test_tensorflows_own_strategy_connects_but_keras_cannot_train_under_it(tmp_path: Path) -> None:
-    strategy = "strategy = tf.distribute.MultiWorkerMirroredStrategy()\n"
-    loop = f"import tensorflow as tf, time\n{strategy}strategy.run(lambda: tf.ones([]))\ntime.sleep(2)\n"
-    done = launch(tmp_path, loop, "--workers", "2")
-    assert done.returncode == 0 and "never connected" not in done.stderr, done.stderr
-    done = launch(tmp_path, program(strategy, scope="with strategy.scope():"), "--workers", "2")
+def test_tensorflows_own_strategy_connects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = f"import tensorflow as tf\n{OWN}strategy.run(lambda: tf.ones([]))\n"
+    status, errors = launched_until(monkeypatch, tmp_path, runs, "made", workers=2)
+    assert status == 0, errors
+
+
+@pytest.mark.long
+def test_keras_cannot_train_under_tensorflows_own_strategy(tmp_path: Path) -> None:
+    done = launch(tmp_path, program(OWN, scope="with strategy.scope():"), "--workers", "2")
     assert done.returncode == 1
     assert "write `strategy = dtrain.MultiWorkerMirroredStrategy()` instead" in done.stderr
 
