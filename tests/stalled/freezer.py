@@ -36,7 +36,7 @@ def freeze_at_random(
         seconds: how long a process is frozen.
         mean: the mean of the random time from the end of a freeze to the next, in seconds.
         seed: determines these times, and the choice where the processes are the same.
-        tell: is called with each process that is frozen, when it is.
+        tell: is called with each process that is frozen, once it is.
     """
     for pause, choice in schedule(seed, mean):
         if ended.wait(pause):
@@ -74,12 +74,9 @@ def freeze(
         if now is None or now.stopped:
             return False
         signal.pidfd_send_signal(handle, signal.SIGSTOP)
+        ours = True
         try:
-            tell(process)
-            ours = _is_ours_until(process, time.monotonic() + seconds, ended)
-        except BaseException:
-            ours = True
-            raise
+            ours = _hold(process, time.monotonic() + seconds, ended, tell)
         finally:
             if ours:
                 signal.pidfd_send_signal(handle, signal.SIGCONT)
@@ -90,15 +87,20 @@ def freeze(
     return True
 
 
-def _is_ours_until(process: Process, end: float, ended: threading.Event) -> bool:
-    """Waits for the end of a freeze; returns whether the process is still stopped by this freeze alone."""
-    was_stopped = False
-    while (left := end - time.monotonic()) > 0 and not ended.wait(min(left, _LOOK)):
+def _hold(process: Process, end: float, ended: threading.Event, tell: Callable[[Process], None]) -> bool:
+    """Waits for the end of a freeze; returns whether nobody else has continued or stopped the process."""
+    told = False
+    while True:
+        over = ended.is_set() or time.monotonic() >= end
         now = process.now()
-        if now is None or (was_stopped and not now.stopped):
+        if now is None or (told and not now.stopped):
             return False
-        was_stopped = was_stopped or now.stopped
-    return not (was_stopped and _another_stop_waits(process.pid))
+        if now.stopped and not told:
+            told = True
+            tell(process)
+        if over:
+            return not (now.stopped and _another_stop_waits(process.pid))
+        ended.wait(_LOOK)
 
 
 def _another_stop_waits(pid: int) -> bool:

@@ -43,7 +43,7 @@ class Throttle:
         self._groups = groups
         self._seed = seed
         self._tell = tell
-        self._running: dict[str, _Test] = {}
+        self._running: dict[str, ProcessChoice] = {}
         self._limits: dict[str, Limit] = {}
 
     def run(self, ended: threading.Event) -> None:
@@ -69,7 +69,7 @@ class Throttle:
         for test, processes in tests.items():
             if test in self._limits:
                 continue
-            running = self._running.setdefault(test, _Test(choice(self._seed, test)))
+            running = self._running.setdefault(test, ProcessChoice(choice(self._seed, test)))
             if process := running.chosen(processes, time.monotonic()):
                 try:
                     self._limits[test] = self._groups.limit(process.pid, SHARE)
@@ -78,8 +78,8 @@ class Throttle:
                 self._tell(process, test)
 
 
-class _Test:
-    """The processes of one test that have been seen, until one of them is chosen."""
+class ProcessChoice:
+    """Waits for the process of a test that its number chooses, among the first ones or all that there are."""
 
     def __init__(self, number: int) -> None:
         self._number = number
