@@ -47,6 +47,12 @@ def selection(folder: Path) -> str:
     return (folder / "selection.txt").read_text(encoding="utf-8")
 
 
+def _answer_signals() -> None:
+    """Undoes what `nohup` and `&` do: processes ignore what the one that started them ignores."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Pass:
     """A pass of pytest, as a context; at its end none of its processes is left.
 
@@ -79,6 +85,7 @@ class Pass:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=_answer_signals,
             )
         self._run = Run(self._process.pid, str(self.folder))
         return self
