@@ -3,12 +3,13 @@
     python -m tests.stalled freeze --seed 1                 # each for 0.8 s
     python -m tests.stalled freeze --seed 1 --seconds 1.5
     python -m tests.stalled throttle --seed 1               # one process of each test: 15% of a core
+    python -m tests.stalled freeze --seed 1 tests/multihost                      # of one folder
     python -m tests.stalled freeze --seed 1 tests/multiprocess/test_elastic.py   # all tests of a file
     python -m tests.stalled list                            # the tests of a pass, and their kinds of start
 
-Without names of tests, those that start processes run; of a long file, one for each kind of start. At the end
-it shows the failures, with the file of each. A seed determines when and which of the processes, but not what
-these are doing then.
+Of the files that start processes, all tests run but the long ones; of these, and of the parameters of a test,
+one for each kind of start. The failures are shown at the end, each with its file. A seed determines when and
+which of the processes, but not what these are doing then.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--at-once", type=int, default=3, help="how many tests run at the same time")
     parser.add_argument("--limit", type=float, default=60.0, help="minutes after which the pass has failed")
     parser.add_argument("--folder", type=Path, help="where to write; build/stalled/NAME by default")
-    parser.add_argument("tests", nargs="*", help="tests or files to run as a whole, as pytest names them")
+    parser.add_argument("tests", nargs="*", help="folders, or files and tests that run as a whole")
     return parser.parse_intermixed_args(arguments)
 
 

@@ -58,8 +58,8 @@ class Pass:
 
     Args:
         folder: what the pass writes; an older one is removed.
-        tests: arguments of pytest that name tests, all of which run. Without any, those that start processes
-            run; of a long file, one for each kind of start.
+        tests: files or tests that run as a whole, or folders of which those tests run that `plugin` chooses;
+            without any, all folders.
         at_once: how many tests run at the same time.
     """
 
@@ -74,7 +74,7 @@ class Pass:
     def __enter__(self) -> Pass:
         shutil.rmtree(self.folder, ignore_errors=True)
         (self.folder / "now").mkdir(parents=True)
-        if self._tests:
+        if not all((ROOT / name).is_dir() for name in self._tests):
             (self.folder / "as-named").touch()
         with (self.folder / "pytest.txt").open("wb") as log:
             self._process = subprocess.Popen(
