@@ -69,12 +69,12 @@ class Pass:
         self._tests = tests
         self._at_once = at_once
         self._disturbed: list[tuple[str, str]] = []
-        self._read = 0
+        self._as_named = not all((ROOT / name).is_dir() for name in tests)
 
     def __enter__(self) -> Pass:
         shutil.rmtree(self.folder, ignore_errors=True)
         (self.folder / "now").mkdir(parents=True)
-        if not all((ROOT / name).is_dir() for name in self._tests):
+        if self._as_named:
             (self.folder / "as-named").touch()
         with (self.folder / "pytest.txt").open("wb") as log:
             self._process = subprocess.Popen(
@@ -104,13 +104,14 @@ class Pass:
             *_PYTEST,
             *("--numprocesses", str(self._at_once), "--dist", "loadfile", "--no-loadscope-reorder"),
             *("--timeout", str(_TEST_SECONDS)),
-            *(self._tests or [*_NOT_SOAK, *_FOLDERS]),
+            *([] if self._as_named else _NOT_SOAK),
+            *(self._tests or _FOLDERS),
         ]
 
     def processes(self) -> list[Process]:
         """The processes that may be frozen, oldest first: those of tests, and pytest's that run the tests.
 
-        None while no test runs, because pytest is starting or ending.
+        There are none while no test runs, because pytest is starting or ending.
         """
         return self._run.processes() if self._workers() else []
 
