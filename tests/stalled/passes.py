@@ -30,6 +30,7 @@ _PYTEST = [sys.executable, "-m", "pytest", "-p", "tests.stalled.plugin", "-p", "
 _NOT_SOAK = ["-m", "not soak"]
 # Of pytest-timeout, for a test that has no limit of its own: disturbed processes take longer.
 _TEST_SECONDS = 900
+_OF_ALL_TESTS = "tests/zygote/"  # in the command of a process from which tests fork theirs
 _LOOK = 0.5  # seconds between two looks at the results
 _TELL = 60.0  # seconds between two lines about the progress
 
@@ -118,7 +119,11 @@ class Pass:
     def of_tests(self) -> dict[str, list[Process]]:
         """The processes that each running test has started, or its module, oldest first."""
         known = all_processes()
-        return {test: descendants(pid, known) for pid, test in self._workers().items() if pid in known}
+        return {
+            test: [each for each in descendants(pid, known) if _OF_ALL_TESTS not in each.command()]
+            for pid, test in self._workers().items()
+            if pid in known
+        }
 
     def note(self, what: str, process: Process, test: str = "") -> None:
         """Keeps what was done to a process, for the file of its test if that fails."""
