@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 _PERIOD = 100_000  # microseconds, the kernel's default
+_TRIES = 1000  # to remove a group
 
 
 class NotPermitted(Exception):
@@ -32,12 +34,19 @@ class Limit:
                 _move(pid, self._home)
 
     def end(self) -> None:
-        """Puts all processes back and removes the group."""
-        while self.folder.exists():
+        """Puts all processes back and removes the group.
+
+        Raises:
+            OSError: the group cannot be removed.
+        """
+        for _ in range(_TRIES):
             for pid in _members(self.folder):
                 _move(pid, self._home)
             with contextlib.suppress(OSError):  # a process has been started, or has not quite ended
                 self.folder.rmdir()
+                return
+            time.sleep(0.02)
+        raise OSError(f"{self.folder} still has the processes {_members(self.folder)}")
 
 
 class Groups:
