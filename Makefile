@@ -30,14 +30,13 @@ demo: setup
 test: setup
 	$(PYTEST) 3 tests -m "not long"
 
-# Every training program under every strategy; `test` runs a part of them for each.
+# Every training program under every strategy; `test-faults` runs each under one, another one in each commit.
 test-contract: setup
 	$(PYTEST) 2 tests/contract --contract full
 
-# The long tests: processes that are killed or stopped on purpose, the programs of the contract that `test`
-# leaves out, and what else it does.
+# The long tests: processes that are killed or stopped on purpose, the contract, and what else `test` leaves out.
 test-faults: setup
-	$(PYTEST) 3 tests --contract rest -m "long and not soak"
+	$(PYTEST) 3 tests -m "long and not soak"
 
 # All tests of Slurm, MPI, Ray, Kubernetes and SSH, the soak tests too. Most are on hosts that are network namespaces,
 # which needs root; what is not installed is skipped. `test` and `test-faults` run them but for the soak tests.

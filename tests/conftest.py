@@ -103,8 +103,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the option of the contract tests; pytest reads options only from this folder's conftest."""
     parser.addoption(
         "--contract",
-        choices=("part", "rest", "full"),
-        default="part",
-        help="run every program under every strategy (full), a part for each strategy (part), or the rest of "
-        "the programs, likewise a part for each (rest)",
+        choices=("full", *"0123456789"),
+        help="run every program of the contract under every strategy (full), or under the one that it has at "
+        "this place of the cycle; the number of commits decides by default",
     )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Says which strategies the contract's programs are run under, so that a failure can be repeated."""
+    from tests.contract.rotation import place_of_this_commit
+
+    asked = config.getoption("contract")
+    return f"contract: --contract {place_of_this_commit() if asked is None else asked}"

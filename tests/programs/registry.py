@@ -69,7 +69,7 @@ def program(
         rtol: relative tolerance.
         atol: absolute tolerance.
         why: the reason where a tolerance is not the usual one.
-        under: the only strategies that it is run under, all of them in the long tests; () for any strategy.
+        under: the only strategies that it is run under; () for any strategy.
         keras: the first minor version of Keras that can run it on one device; "" for all that are supported.
     """
     if (rtol, atol) != (RTOL, ATOL) and not why:
@@ -138,24 +138,32 @@ def find(name: str) -> Function:
 def _all() -> list[Listed]:
     """All programs.
 
-    The digest covers what a program's numbers depend on, so that a cached reference is never a stale one.
+    The digest covers what a program's numbers depend on, so that stored numbers are never stale ones.
     """
-    shared = b"".join((FOLDER / name).read_bytes() for name in ("registry.py", "common.py"))
-    shared += (FOLDER.parent / "contract" / "worker.py").read_bytes()
+    trees = {file: ast.parse(file.read_bytes()) for file in sorted(FOLDER.glob("*.py"))}
+    entries_of = {file: _entries(tree) for file, tree in trees.items()}
+    # Files without programs of their own serve all others; this one only says what a program is.
+    serving = [tree for file, tree in trees.items() if not entries_of[file] and file != Path(__file__)]
+    serving.append(ast.parse((FOLDER.parent / "contract" / "worker.py").read_bytes()))
+    shared = "\n".join(map(ast.unparse, serving))
     found = []
-    for file in sorted(FOLDER.glob("*.py")):
-        tree = ast.parse(file.read_bytes())
-        functions = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
-        entries = [(n, d) for n in functions for d in n.decorator_list if _kind(d)]
+    for file, tree in trees.items():
+        entries = entries_of[file]
         # Helpers, imports and tables of a file may serve any of its programs; other programs' bodies do not.
         bodies = {id(n) for n, _ in entries}
         around = "\n".join(ast.unparse(n) for n in tree.body if id(n) not in bodies)
         for node, decorator in entries:
-            digest = hashlib.sha256(shared + around.encode() + ast.unparse(node).encode()).hexdigest()
+            digest = hashlib.sha256("\n".join((shared, around, ast.unparse(node))).encode()).hexdigest()
             name = ast.literal_eval(decorator.args[0])
             own = {k.arg: ast.literal_eval(k.value) for k in decorator.keywords if k.arg != "why"}
             found.append(Listed(name, _kind(decorator), file, digest, **own))
     return found
+
+
+def _entries(tree: ast.Module) -> list[tuple[ast.FunctionDef, ast.Call]]:
+    """The functions of a file that are programs, and what registers them."""
+    functions = [n for n in tree.body if isinstance(n, ast.FunctionDef)]
+    return [(n, d) for n in functions for d in n.decorator_list if isinstance(d, ast.Call) and _kind(d)]
 
 
 def _kind(node: ast.expr) -> str:

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.contract.conftest import lot
 from tests.contract.harness import HELD_KINDS
+from tests.contract.rotation import lot
 from tests.programs.registry import listed
 
 from . import results
