@@ -4,8 +4,8 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-# Several files at a time, in their order. Many tests wait for processes, so three run on two cores.
-PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --numprocesses
+# Many tests wait for processes, so three run on two cores. A failed test runs again, alone: see build/flaky.md.
+PART = $(BIN)/python -m tests.part $@ --processes
 # Newer than the files that it depends on: the environment is as they ask, and setup has nothing to do.
 STAMP := $(VENV)/.setup-done
 
@@ -28,28 +28,28 @@ demo: setup
 	$(BIN)/dtrain train digits --strategy multi_worker --workers 2
 
 test: setup
-	$(PYTEST) 3 tests -m "not long"
+	$(PART) 3 tests -m "not long"
 
 # Every training program under every strategy; `test` runs a part of them for each.
 test-contract: setup
-	$(PYTEST) 2 tests/contract --contract full
+	$(PART) 2 tests/contract --contract full
 
 # The long tests: processes that are killed or stopped on purpose, the programs of the contract that `test`
 # leaves out, and what else it does.
 test-faults: setup
-	$(PYTEST) 3 tests --contract rest -m "long and not soak"
+	$(PART) 3 tests --contract rest -m "long and not soak"
 
 # All tests of Slurm, MPI, Ray, Kubernetes and SSH, the soak tests too. Most are on hosts that are network namespaces,
 # which needs root; what is not installed is skipped. `test` and `test-faults` run them but for the soak tests.
 test-engines: setup
-	$(PYTEST) 2 tests/multihost tests/multiprocess/test_environments.py tests/multiprocess/test_launchers.py \
+	$(PART) 2 tests/multihost tests/multiprocess/test_environments.py tests/multiprocess/test_launchers.py \
 		tests/multiprocess/test_mpi_launch.py tests/multiprocess/test_trials_on_ray.py \
 		tests/unit/test_kubernetes_*.py tests/unit/test_mpi_environment.py tests/unit/test_ray_launch.py \
 		tests/unit/test_slurm_steps.py
 
 # `test-faults` for longer: more kills, more runs, other strategies under faults that it shows under one, all recipes.
 test-soak: setup
-	$(PYTEST) 2 tests -m soak
+	$(PART) 2 tests -m soak
 
 # This tree's numbers and those of another commit, to the last bit: make same-bits BASE=COMMIT; LONG=1 for all programs.
 same-bits: setup
