@@ -41,8 +41,9 @@ test-faults: setup
 
 # All tests of Slurm, MPI, Ray, Kubernetes and SSH, the soak tests too. Most are on hosts that are network namespaces,
 # which needs root; what is not installed is skipped. `test` and `test-faults` run them but for the soak tests.
+# SCHEMAS=FOLDER compares the manifests of Kubernetes with the published definitions of JobSet and TrainJob there.
 test-engines: setup
-	$(PART) 2 tests/multihost tests/multiprocess/test_environments.py tests/multiprocess/test_launchers.py \
+	$(if $(SCHEMAS),DTRAIN_TEST_SCHEMAS=$(abspath $(SCHEMAS))) $(PART) 2 tests/multihost tests/multiprocess/test_environments.py tests/multiprocess/test_launchers.py \
 		tests/multiprocess/test_mpi_launch.py tests/multiprocess/test_trials_on_ray.py \
 		tests/unit/test_kubernetes_*.py tests/unit/test_mpi_environment.py tests/unit/test_ray_launch.py \
 		tests/unit/test_slurm_steps.py

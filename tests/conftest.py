@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import skips
+
 _CLUSTER_VARIABLES = (
     "TF_CONFIG",
     "DTRAIN_ATTEMPT",
@@ -26,7 +28,9 @@ _KEPT = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", b"t
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Halves the time in which the processes of tests start and end, by `quick_start`."""
+    """Checks skips, and halves the time in which the processes of tests start and end, by `quick_start`."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(skips.ListedSkips(skips.read()))
     if config.getoption("numprocesses", None):  # each worker process of pytest-xdist calls this hook itself
         return
     path = [str(Path(__file__).with_name("quick_start")), *filter(None, [os.environ.get("PYTHONPATH")])]
