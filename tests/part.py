@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tests import changed
 
 FLAKY = Path("build/flaky.md")
 MOST = 10
@@ -119,7 +120,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("part", help="the name that the list of failures gives it")
     parser.add_argument("--processes", type=int, default=0, help="test processes; 0 runs all tests in one")
+    parser.add_argument(
+        "--changed", action="store_true", help="leave out the groups of tests of which nothing has changed"
+    )
     asked, words = parser.parse_known_args(arguments)
+    if asked.changed:
+        print("\n".join(changed.report()), flush=True)
+        words += [f"--left-out={group.name}" for group in changed.left_out(changed.paths_since_base())]
     first = run(*([*_BY_FILE, str(asked.processes)] if asked.processes else []), *words)
     if first.status != 1 or not 1 <= len(first.failed) <= MOST:
         return first.status
