@@ -13,7 +13,16 @@ STAMP := $(VENV)/.setup-done
 # 2,300 modules again, and takes 5 s of a processor for the import instead of 2.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-contract test-faults test-engines test-soak same-bits test-matrix test-upstream bench docs pictures conformance dist count check clean
+# `test` and `test-faults` leave out the groups of tests/changed.py that depend on nothing that has changed since the
+# commit in tests/same_bits/base, and say so. ALL=1 leaves nothing out.
+CHANGED := $(if $(ALL),,--changed)
+
+# SCHEMAS=FOLDER compares the manifests of Kubernetes with the published definitions of JobSet and TrainJob there.
+ifdef SCHEMAS
+export DTRAIN_TEST_SCHEMAS := $(abspath $(SCHEMAS))
+endif
+
+.PHONY: setup demo test test-all test-contract test-faults test-engines test-soak same-bits test-matrix test-upstream bench docs pictures conformance dist count check clean
 
 setup: $(STAMP)
 
@@ -28,7 +37,17 @@ demo: setup
 	$(BIN)/dtrain train digits --strategy multi_worker --workers 2
 
 test: setup
-	$(PART) 3 tests -m "not long"
+	$(PART) 3 $(CHANGED) tests -m "not long"
+
+# All that CI may run, whatever has changed, and every training program under every strategy; a few hours.
+test-all: setup
+	rm -f build/flaky.md
+	$(MAKE) check
+	$(MAKE) test ALL=1
+	$(MAKE) test-faults ALL=1
+	$(MAKE) test-contract
+	$(MAKE) test-matrix ESSENTIALS=1
+	$(MAKE) same-bits
 
 # Every training program under every strategy; `test` runs a part of them for each.
 test-contract: setup
@@ -37,13 +56,12 @@ test-contract: setup
 # The long tests: processes that are killed or stopped on purpose, the programs of the contract that `test`
 # leaves out, and what else it does.
 test-faults: setup
-	$(PART) 3 tests --contract rest -m "long and not soak"
+	$(PART) 3 $(CHANGED) tests --contract rest -m "long and not soak"
 
 # All tests of Slurm, MPI, Ray, Kubernetes and SSH, the soak tests too. Most are on hosts that are network namespaces,
 # which needs root; what is not installed is skipped. `test` and `test-faults` run them but for the soak tests.
-# SCHEMAS=FOLDER compares the manifests of Kubernetes with the published definitions of JobSet and TrainJob there.
 test-engines: setup
-	$(if $(SCHEMAS),DTRAIN_TEST_SCHEMAS=$(abspath $(SCHEMAS))) $(PART) 2 tests/multihost tests/multiprocess/test_environments.py tests/multiprocess/test_launchers.py \
+	$(PART) 2 tests/multihost tests/multiprocess/test_environments.py tests/multiprocess/test_launchers.py \
 		tests/multiprocess/test_mpi_launch.py tests/multiprocess/test_trials_on_ray.py \
 		tests/unit/test_kubernetes_*.py tests/unit/test_mpi_environment.py tests/unit/test_ray_launch.py \
 		tests/unit/test_slurm_steps.py
