@@ -115,6 +115,7 @@ check: setup
 	$(BIN)/ruff check src tests examples benchmarks docs setup.py
 	$(BIN)/ruff format --check src tests examples benchmarks docs setup.py
 	$(BIN)/mypy
+	$(BIN)/python -m tests.wall_clock
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache src/*.egg-info

@@ -103,7 +103,7 @@ def nothing_is_left_behind() -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = value
-    deadline = time.monotonic() + 2.0
+    deadline = time.monotonic() + 60.0
     while (
         leaked := {p: c for p, c in _children().items() if p not in before}
     ) and time.monotonic() < deadline:

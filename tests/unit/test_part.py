@@ -56,7 +56,7 @@ def test_teardown(teardown):
 HANGS = """
 from helper import *
 
-@pytest.mark.timeout(0.5)
+@pytest.mark.timeout(0.5)  # wall clock: it hangs, and pytest ends it
 def test_hangs():
     if first("hangs"):
         threading.Event().wait()
