@@ -4,8 +4,8 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-# Several files at a time, in their order. Many tests wait for processes, so three run on two cores.
-PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --numprocesses
+# Many tests wait for processes, so three run on two cores. A failed test runs again, alone: see build/flaky.md.
+PART = $(BIN)/python -m tests.part $@ --processes
 # Newer than the files that it depends on: the environment is as they ask, and setup has nothing to do.
 STAMP := $(VENV)/.setup-done
 
@@ -13,7 +13,16 @@ STAMP := $(VENV)/.setup-done
 # 2,300 modules again, and takes 5 s of a processor for the import instead of 2.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-contract test-faults test-engines test-soak same-bits test-matrix test-upstream bench docs pictures conformance dist count check clean
+# `test` and `test-faults` leave out the groups of tests/changed.py that depend on nothing that has changed since the
+# commit in tests/same_bits/base, and say so. ALL=1 leaves nothing out.
+CHANGED := $(if $(ALL),,--changed)
+
+# SCHEMAS=FOLDER compares the manifests of Kubernetes with the published definitions of JobSet and TrainJob there.
+ifdef SCHEMAS
+export DTRAIN_TEST_SCHEMAS := $(abspath $(SCHEMAS))
+endif
+
+.PHONY: setup demo test test-all test-contract test-faults test-engines test-soak same-bits test-matrix test-upstream bench docs pictures conformance dist count check clean
 
 setup: $(STAMP)
 
@@ -28,27 +37,37 @@ demo: setup
 	$(BIN)/dtrain train digits --strategy multi_worker --workers 2
 
 test: setup
-	$(PYTEST) 3 tests -m "not long"
+	$(PART) 3 $(CHANGED) tests -m "not long"
+
+# All that CI may run, whatever has changed, and every training program under every strategy; a few hours.
+test-all: setup
+	rm -f build/flaky.md
+	$(MAKE) check
+	$(MAKE) test ALL=1
+	$(MAKE) test-faults ALL=1
+	$(MAKE) test-contract
+	$(MAKE) test-matrix ESSENTIALS=1
+	$(MAKE) same-bits
 
 # Every training program under every strategy; `test-faults` runs each under one, another one in each commit.
 test-contract: setup
-	$(PYTEST) 2 tests/contract --contract full
+	$(PART) 2 tests/contract --contract full
 
 # The long tests: processes that are killed or stopped on purpose, the contract, and what else `test` leaves out.
 test-faults: setup
-	$(PYTEST) 3 tests -m "long and not soak"
+	$(PART) 3 $(CHANGED) tests -m "long and not soak"
 
 # All tests of Slurm, MPI, Ray, Kubernetes and SSH, the soak tests too. Most are on hosts that are network namespaces,
 # which needs root; what is not installed is skipped. `test` and `test-faults` run them but for the soak tests.
 test-engines: setup
-	$(PYTEST) 2 tests/multihost tests/multiprocess/test_environments.py tests/multiprocess/test_launchers.py \
+	$(PART) 2 tests/multihost tests/multiprocess/test_environments.py tests/multiprocess/test_launchers.py \
 		tests/multiprocess/test_mpi_launch.py tests/multiprocess/test_trials_on_ray.py \
 		tests/unit/test_kubernetes_*.py tests/unit/test_mpi_environment.py tests/unit/test_ray_launch.py \
 		tests/unit/test_slurm_steps.py
 
 # `test-faults` for longer: more kills, more runs, other strategies under faults that it shows under one, all recipes.
 test-soak: setup
-	$(PYTEST) 2 tests -m soak
+	$(PART) 2 tests -m soak
 
 # This tree's numbers and those of another commit, to the last bit: make same-bits BASE=COMMIT; LONG=1 for all programs.
 same-bits: setup
@@ -95,6 +114,7 @@ check: setup
 	$(BIN)/ruff check src tests examples benchmarks docs setup.py
 	$(BIN)/ruff format --check src tests examples benchmarks docs setup.py
 	$(BIN)/mypy
+	$(BIN)/python -m tests.wall_clock
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
