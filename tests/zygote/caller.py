@@ -75,6 +75,11 @@ class Zygote:
             with _adopting():
                 messages.send(connection, request, descriptors)
                 pid, _ = messages.receive(connection)
+        except (
+            BaseException
+        ):  # a signal's handler may have raised: the answer would be taken for the next one
+            connection.shutdown(socket.SHUT_RDWR)
+            raise
         finally:
             connection.detach()
         if pid is None:
@@ -126,8 +131,8 @@ def fork_exec(*given: Any) -> int:
         count("fork", given[0])
         return pid
     except (NotForZygote, EOFError, ConnectionError) as why:
-        if not isinstance(why, NotForZygote):
-            _zygotes.clear()
+        while _zygotes and not isinstance(why, NotForZygote):
+            _zygotes.popitem()[1].end()
         count(str(why) or type(why).__name__, given[0])
         return system_fork_exec(*given)
 
