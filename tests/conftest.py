@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.zygote import caller
 
 import changed
 import skips
@@ -24,14 +25,20 @@ _CLUSTER_VARIABLES = (
     "DTRAIN_PEER_TIMEOUT",
 )
 # Python's own helper processes live as long as the interpreter.
-# The contract's workers live as long as their test module, which ends them.
-_KEPT = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver", b"tests.contract.worker")
+# The contract's workers live as long as their test module, which ends them; zygotes as long as this process.
+_KEPT = (
+    b"multiprocessing.resource_tracker",
+    b"multiprocessing.forkserver",
+    b"tests.contract.worker",
+    b"tests/zygote/",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Checks skips, and halves the time in which the processes of tests start and end, by `quick_start`."""
+    """Checks skips; shortens the start and the end of the processes of tests, by `quick_start` and `zygote`."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(skips.ListedSkips(skips.read()))
+    caller.install()
     if config.getoption("numprocesses", None):  # each worker process of pytest-xdist calls this hook itself
         return
     path = [str(Path(__file__).with_name("quick_start")), *filter(None, [os.environ.get("PYTHONPATH")])]

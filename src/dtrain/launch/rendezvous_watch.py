@@ -36,6 +36,7 @@ class RendezvousWatch:
         self._waiting: dict[Task, float] = {}  # since when each task waits
         self._joined: set[Task] = set()
         self._ended: set[Task] = set()  # the tasks that have ended with status 0
+        self._next = 0.0
 
     def note(self, message: Message) -> None:
         """Receive a task's message; only those about the rendezvous matter."""
@@ -62,13 +63,15 @@ class RendezvousWatch:
         """When to call `check` next, on the clock; None while no task waits at the rendezvous."""
         if not self._waiting:
             return None
-        return self._clock.now() + _CHECK_INTERVAL
+        return self._next
 
     def check(self, tasks: Iterable[Task], find: Callable[[Task], TaskHandle | None]) -> Decision:
         """Decide to kill the attempt if a missing task has ended, is stopped, or exceeds the time limit."""
         if not self._waiting:
             return GO_ON
-        waited = self._clock.now() - min(self._waiting.values())
+        now = self._clock.now()
+        self._next = now + _CHECK_INTERVAL
+        waited = now - min(self._waiting.values())
         for task in self._ended - self._joined:
             reason = f"{describe_exit(0)} before it had met the other tasks, which wait for it"
             return Decision("kill", task=task, reason=reason)
