@@ -35,7 +35,7 @@ _KEPT = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Checks skips; shortens the start and the end of the processes of tests, by `quick_start` and `zygote`."""
+    """Checks skips; shortens start and end of the processes of tests, by `quick_start` and `zygote`."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(skips.ListedSkips(skips.read()))
     caller.install()

@@ -132,8 +132,13 @@ def test_a_task_that_ends_before_it_has_met_the_others_ends_their_wait() -> None
     assert "It would end in the same way again, so the job is not started again." in job.err
 
 
-def test_the_others_wait_half_a_minute_for_a_task_that_is_stopped() -> None:
+@pytest.mark.parametrize("connected", [False, True])
+def test_the_others_wait_half_a_minute_for_a_task_that_is_stopped(connected: bool) -> None:
+    """Also if the launcher need not look any more whether the tasks have ever connected."""
+
     def program(task: SimulatedTask) -> Steps:
+        if connected and task.index == 0:
+            task.waits_for_peers(over=True)
         yield 2.0
         if task.attempt == 0 and task.index == 1:
             task.stop()
