@@ -48,5 +48,5 @@ def wait_until(condition: Callable[[], bool], limit: float = 120.0) -> None:
     """Waits until a condition holds; AssertionError after `limit` seconds, enough for a busy machine."""
     deadline = time.monotonic() + limit
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "waited in vain"  # wall clock: without it, a failure hangs
         time.sleep(0.02)

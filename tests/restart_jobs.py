@@ -14,6 +14,9 @@ from processes import alive
 PATIENT = 1e6
 """Seconds for a limit of the product that must not expire on a busy machine."""
 
+WITHOUT_TENSORFLOW = {"PYTHONPATH": ""}
+"""For programs that do not import TensorFlow: they are not forked from a process that has imported it."""
+
 WAIT_FOR = """
 def wait_for(condition):
     while not condition():
@@ -75,7 +78,7 @@ def run(folder: Path, text: str, *, workers: int = 2, **options: Any) -> Ended:
     """Launch a program and wait for its end. Its tasks may wait for each other as long as it takes."""
     script = write_program(folder, text)
     out, err = io.StringIO(), io.StringIO()
-    options = {"spares": 0, "hang_timeout": PATIENT, **options}
+    options = {"spares": 0, "hang_timeout": PATIENT, "env": WITHOUT_TENSORFLOW, **options}
     status = launch_local([sys.executable, *script], workers=workers, stdout=out, stderr=err, **options)
     return Ended(status, out.getvalue(), err.getvalue(), lives_in(Path(script[1])))
 

@@ -324,9 +324,9 @@ def _ends(task: SimulatedTask) -> None:
     """What a signal does to a task that has no handler."""
 
 
-def saves(task: SimulatedTask, seconds: float = 0.5) -> None:
+def saves(task: SimulatedTask, after: float) -> None:
     """A handler of SIGTERM: saves a checkpoint for some seconds, then asks to be run again."""
-    task.job.world.after(seconds, lambda: task.end(75))
+    task.job.world.after(after, lambda: task.end(75))
 
 
 class SimulatedSpare:

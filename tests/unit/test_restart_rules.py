@@ -20,11 +20,11 @@ from given_clock import GivenClock
 CHIEF, WORKER, PS = Task("chief", 0), Task("worker", 1), Task("ps", 0)
 
 
-def policy(limit: int = 3) -> ParameterServerPolicy:
+def policy(restarts: int = 3) -> ParameterServerPolicy:
     spec = JobSpec(command=["true"], workers=2, ps=1)
     topologies = [Topology({"worker": ("127.0.0.1:4000", "127.0.0.1:4001")}, "worker", 1)]
     record, clock = JobRecord(Connections(4)), GivenClock()
-    return ParameterServerPolicy(spec, record, topologies, clock, Budget(limit, clock))
+    return ParameterServerPolicy(spec, record, topologies, clock, Budget(restarts, clock))
 
 
 def test_without_parameter_servers_the_first_failure_ends_the_job() -> None:
@@ -49,7 +49,7 @@ def test_a_parameter_server_takes_the_whole_job_with_it() -> None:
 
 
 def test_a_worker_is_started_again_after_growing_delays_until_the_budget_is_used_up() -> None:
-    rules = policy(limit=3)
+    rules = policy(3)
     decisions = [rules.on_exit(WORKER, code) for code in (-9, 1, -15, -9)]
     assert [d.action for d in decisions] == ["restart", "restart", "restart", "fail"]
     assert [d.after for d in decisions[:3]] == [1.0, 2.0, 4.0]

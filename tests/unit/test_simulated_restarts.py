@@ -127,6 +127,28 @@ def test_a_task_without_a_message_lost_its_peer_only_where_libraries_end_process
     assert blamed in job.err.splitlines()[0]
 
 
+@pytest.mark.parametrize("stopped_for", [0.3, 3.0])
+def test_a_peer_that_is_stopped_for_a_moment_is_not_to_blame(stopped_for: float) -> None:
+    """Not if it runs again soon, and not for a failure that has nothing to do with a peer."""
+
+    def program(task: SimulatedTask) -> Steps:
+        task.step(5)
+        yield 3.0
+        if task.attempt == 0 and task.index == 1:
+            task.stop()
+            task.job.world.after(stopped_for, task.go_on)
+        yield 0.1
+        if task.attempt == 0 and task.index == 0:
+            return task.raises("UnavailableError: aborted", lost_peer=stopped_for < 0.5)
+        yield 10.0
+        return 0
+
+    job = SimulatedJob(program)
+    job.run()
+    assert job.status == 0
+    assert "worker 0 ended with exit status 1 at step 5. All are started again" in job.err
+
+
 def test_a_stopped_peer_is_to_blame_for_a_failure() -> None:
     def program(task: SimulatedTask) -> Steps:
         task.step(5)
@@ -134,14 +156,14 @@ def test_a_stopped_peer_is_to_blame_for_a_failure() -> None:
         if task.attempt == 0 and task.index == 1:
             task.stop()
         yield 8.0
-        return task.raises("OSError: Connection reset") if task.attempt == 0 else 0
+        return task.raises("OSError: Connection reset", lost_peer=True) if task.attempt == 0 else 0
 
     job = SimulatedJob(program)
     job.run()
     assert job.status == 0
     assert "worker 1 is stopped (SIGSTOP): worker 0 failed because of it." in job.err
     assert "worker 1 was stopped, and was killed at step 5. All are started again" in job.err
-    assert job.starts("worker", 1)[0].signals == [(11.0, KILL)]
+    assert job.starts("worker", 1)[0].signals == [(11.5, KILL)]
 
 
 def test_exits_are_judged_in_the_order_in_which_they_happened() -> None:

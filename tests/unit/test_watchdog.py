@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -17,6 +16,7 @@ from dtrain.launch.watchdog import Diagnosis, Watchdog
 from dtrain.task_messages import Progress
 from dtrain.topology import Task
 from given_clock import GivenClock
+from processes import wait_until
 
 CHIEF, OTHER = Task("worker", 0), Task("worker", 1)
 
@@ -366,16 +366,13 @@ def test_what_is_not_slow(own: float, others: float, step: float) -> None:
 
 
 def test_a_process_is_seen_to_be_stopped() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
     try:
         assert not is_stopped(child.pid)
         os.kill(child.pid, signal.SIGSTOP)
-        deadline = time.monotonic() + 5
-        while not is_stopped(child.pid):
-            assert time.monotonic() < deadline
+        wait_until(lambda: is_stopped(child.pid))
         os.kill(child.pid, signal.SIGCONT)
-        while is_stopped(child.pid):
-            assert time.monotonic() < deadline
+        wait_until(lambda: not is_stopped(child.pid))
     finally:
         child.kill()
         child.wait()

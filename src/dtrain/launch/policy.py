@@ -4,6 +4,7 @@ A policy only decides. `processes` carries the decision out.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -26,7 +27,7 @@ class Decision:
             `restart`: start this task again. `signal`: send a signal to some processes.
         after: seconds. With `restart`: until the task is started again. With `wait` and `finish`: the time
             that the other tasks get. With `fail` and `kill`: until the action is taken; if another task fails
-            in that time, `on_further_exit` decides anew.
+            in that time, `on_further_exit` decides anew, and `on_delay_end` at its end.
         line: a line to show to the user, or "".
         task: the task that failed; None means the task whose exit was judged.
         reason: how that task failed, in words, if its exit status does not show it.
@@ -65,6 +66,10 @@ class Policy:
     def on_further_exit(self, first: Task, task: Task, code: int) -> Decision:
         """Decide anew when `task` fails during the delay (`after`) of the decision on `first`'s failure."""
         return Decision("fail", task=first)
+
+    def on_delay_end(self, first: Task, decision: Decision) -> Decision:
+        """Decide anew at the end of the delay of the decision on the failure of `first`."""
+        return dataclasses.replace(decision, after=0.0, line="")
 
     def on_message(self, message: Message) -> None:
         """Receive a task's message."""

@@ -256,8 +256,10 @@ class Job:
             if now >= self._linger_until:
                 self._stop(signal.SIGTERM)
         elif self._failed is not None:
-            if now >= self._failed[1]:
-                self._fail(self._failed[0], self._failed[2])
+            task, due, decision = self._failed
+            if now >= due:
+                self._failed = None
+                self._follow(task, self._policy.on_delay_end(task, decision))
         elif self._deadline is not None and now >= self._deadline:
             self._outcome.timed_out = tuple(t for t, c in self._children.items() if c.exit_code is None)
             self._stop(signal.SIGTERM)

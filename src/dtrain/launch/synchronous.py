@@ -42,7 +42,7 @@ class SynchronousPolicy(AttemptPolicy):
     - A worker exits with `RUN_AGAIN`, after saving a checkpoint: the others get time to do the same.
     - A worker fails: the others cannot continue without it and are killed at once. They get the usual grace
       if the job will not be restarted: it allows no restarts, was called wrongly, or raised before any step.
-    - A worker fails because it lost a peer: the peer is blamed if it is stopped or has failed as well.
+    - A worker fails because it lost a peer: a peer is blamed that fails soon after, or is stopped even then.
     - No progress for too long: all tasks dump their stacks, and the stuck one counts as failed.
 
     Args:
@@ -115,11 +115,6 @@ class SynchronousPolicy(AttemptPolicy):
             return GO_ON
         if code == RUN_AGAIN:
             return Decision("wait", after=SAVING_GRACE if self.spec.grace is None else self.spec.grace)
-        for other in self.addresses:
-            process = self.find(other)
-            if other != task and process is not None and process.exit_code is None and process.stopped():
-                line = f"{other} is stopped (SIGSTOP): {task} failed because of it."
-                return Decision("kill", task=other, line=line, reason="was stopped, and was killed")
         if code == USAGE or not self.spec.restarts or (code > 0 and not self.record.stepped):
             return Decision("fail")
         return Decision("kill", after=_BLAME if self._lost_peer(task, code) else 0.0)
@@ -128,6 +123,15 @@ class SynchronousPolicy(AttemptPolicy):
         """Blame the second task, unless it failed because it lost a peer."""
         self._watchdog.on_exit(task)
         return Decision("kill", task=first if self._lost_peer(task, code) else task)
+
+    def on_delay_end(self, first: Task, decision: Decision) -> Decision:
+        """Blame a stopped task; one that was stopped for a moment is running again."""
+        for other in self.addresses:
+            process = self.find(other)
+            if other != first and process is not None and process.exit_code is None and process.stopped():
+                line = f"{other} is stopped (SIGSTOP): {first} failed because of it."
+                return Decision("kill", task=other, line=line, reason="was stopped, and was killed")
+        return super().on_delay_end(first, decision)
 
     def _lost_peer(self, task: Task, code: int) -> bool:
         note = self.failures.get(task)

@@ -218,7 +218,7 @@ class Watchdog:
         """The task that the others wait for, and what that task is doing."""
         everyone = dict(sorted(self._records.items(), key=lambda item: (item[0].job, item[0].index)))
         for task, record in everyone.items():
-            if self._stopped(record.last.task, record.last.pid):
+            if self._dead(record, now):  # one that is stopped for a moment reports again soon
                 return task, "its process is stopped (SIGSTOP)"
         silent = [task for task, record in everyone.items() if now - record.heard > _SILENT]
         if len(silent) == 1 or (silent and len(silent) < len(everyone)):
