@@ -193,6 +193,7 @@ class Job:
                 self._fail(task, decision)
         elif decision.action == "finish":
             self._due.clear()
+            self._failed = None  # the job has succeeded before the failure was acted on
             self._linger_until = self._clock.now() + decision.after
         elif decision.action == "restart" and task is not None:
             self._children[task].join_output(0.0)

@@ -153,8 +153,8 @@ class Watchdog:
         unwatched = now - self._checked
         self._checked = now
         if unwatched > _NOT_LOOKED:
-            # The launcher itself was stopped, so missing reports mean nothing. Only this time is left out: if the
-            # limits began anew, a launcher that is often stopped would never find a hang.
+            # The launcher itself was stopped, so missing reports mean nothing. Only this time is left out:
+            # if the limits began anew, one that is often stopped would find no hang.
             self._moved = min(now, self._moved + unwatched)
             for record in self._records.values():
                 record.heard = min(now, record.heard + unwatched)
