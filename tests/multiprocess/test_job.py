@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import dtrain
 from dtrain.errors import ClusterConfigError, ConfigurationError, TaskFailedError
 from refusals import refused
 
-LIMIT = 120.0
+LIMIT = 240.0
 
 
 def test_a_process_alone_is_the_chief_of_a_job_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,8 +79,16 @@ def test_a_tf_config_that_is_wrong_is_said_here_too(monkeypatch: pytest.MonkeyPa
             ask()
 
 
-def exchange_all() -> dict[str, Any]:
-    """All of the talk between two workers, in one pair of processes: TensorFlow is slow to import."""
+def exchange_all(folder: Path) -> dict[str, Any]:
+    """All of the talk between two workers, in one pair of processes: TensorFlow is slow to import.
+
+    They also tell each other by files in a folder how far they are.
+    """
+
+    def wait_for(name: str) -> None:
+        while not (folder / name).exists():
+            time.sleep(0.02)
+
     seen: dict[str, Any] = {"who": (dtrain.rank(), dtrain.world_size(), dtrain.is_chief())}
     for name, ask in (("barrier", dtrain.barrier), ("broadcast", lambda: dtrain.broadcast(1))):
         try:
@@ -102,33 +111,37 @@ def exchange_all() -> dict[str, Any]:
     # Only the chief's value is looked at.
     seen["not pickled"] = dtrain.broadcast("chief's" if dtrain.is_chief() else (lambda: None))
 
-    if me == 1:
-        time.sleep(1.5)
-    start = time.monotonic()
-    dtrain.barrier()
-    seen["waited at the barrier"] = time.monotonic() - start
+    if me == 0:
+        (folder / "at the barrier").touch()
+        dtrain.barrier()
+        (folder / "past the barrier").touch()
+    else:
+        wait_for("at the barrier")
+        time.sleep(0.09)
+        seen["past the barrier alone"] = (folder / "past the barrier").exists()
+        dtrain.barrier()
 
     seen["order"] = []
     for i in range(20):
         seen["order"].append(dtrain.broadcast(i if me == 0 else None))
 
     if me == 0:  # the chief waits for one that does not come in time ...
-        start = time.monotonic()
         try:
             dtrain.barrier(timeout=1)
         except TimeoutError as error:
-            seen["timeout"] = (type(error).__name__, str(error), time.monotonic() - start)
+            seen["timeout"] = (type(error).__name__, str(error))
+        (folder / "has given up").touch()
     else:
-        time.sleep(3)
-        dtrain.barrier(timeout=30)
+        wait_for("has given up")
+        dtrain.barrier(timeout=LIMIT)
     # ... and they exchange_all again afterwards.
-    seen["after"] = dtrain.broadcast("again" if me == 0 else None, timeout=60)
+    seen["after"] = dtrain.broadcast("again" if me == 0 else None, timeout=LIMIT)
     return seen
 
 
 @pytest.fixture(scope="module")
-def exchanged() -> list[dict[str, Any]]:
-    return dtrain.spawn(exchange_all, workers=2, timeout=LIMIT)
+def exchanged(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return dtrain.spawn(exchange_all, workers=2, args=(tmp_path_factory.mktemp("steps"),), timeout=LIMIT)
 
 
 def test_ranks_in_spawned_workers(exchanged: list[dict[str, Any]]) -> None:
@@ -155,16 +168,14 @@ def test_broadcast_gives_the_chiefs_value_of_any_type(exchanged: list[dict[str, 
 
 
 def test_a_barrier_waits_for_the_last(exchanged: list[dict[str, Any]]) -> None:
-    assert exchanged[0]["waited at the barrier"] > 1.0
-    assert exchanged[1]["waited at the barrier"] < 1.0
+    assert exchanged[1]["past the barrier alone"] is False
 
 
 def test_a_worker_that_does_not_come_in_time(exchanged: list[dict[str, Any]]) -> None:
-    name, text, seconds = exchanged[0]["timeout"]
+    name, text = exchanged[0]["timeout"]
     assert name == "PeerMissingError"
     assert "Worker 1 did not reach this point within 1 s" in text
     assert "must be called by every worker" in text
-    assert 0.9 < seconds < 6
     assert [seen["after"] for seen in exchanged] == ["again", "again"]
 
 
@@ -175,8 +186,6 @@ def test_a_worker_that_fails_ends_the_others_that_wait_for_it() -> None:
             raise ValueError("on purpose")
         dtrain.barrier()
 
-    start = time.monotonic()
     with pytest.raises(TaskFailedError, match="on purpose") as caught:
         dtrain.spawn(fails, timeout=LIMIT)
     assert caught.value.task == "worker 1"
-    assert time.monotonic() - start < 60

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
@@ -15,15 +14,18 @@ import pytest
 
 from dtrain.cluster.secret import Secret
 from dtrain.collectives import connect
+from dtrain.collectives.acceptor import Acceptor
 from dtrain.collectives.calls import ALIGNMENT, Buffers, Calls, Parts
 from dtrain.collectives.sockets import SocketCalls
 from dtrain.collectives.transport import Facts
 from dtrain.collectives.transports import asked_for, choose, overlaps
 from dtrain.errors import ConfigurationError, DataError, MPIError, PeerMismatchError, PeerMissingError
 from dtrain.keras_engine.protocol import ReplicaLayout
+from given_clock import GivenClock
+from processes import wait_until
 from refusals import refused
 
-SECONDS = 20.0
+SECONDS = 120.0
 
 
 def facts(
@@ -251,16 +253,21 @@ def test_a_peer_that_goes_is_noticed_at_once() -> None:
 
 def test_who_waits_asks_after_its_peers_and_knows_how_long_it_waited() -> None:
     connections = pairs(2)
-    asked = threading.Event()
-    waiting = SocketCalls(0, connections[0], check=asked.set)
-    other = SocketCalls(1, connections[1])
+    asked, clock = threading.Event(), GivenClock()
+
+    def check() -> None:
+        clock.pass_by(1.0)
+        asked.set()
+
+    waiting = SocketCalls(0, connections[0], check=check, clock=clock)
+    other = SocketCalls(1, connections[1], clock=GivenClock())
     thread = threading.Thread(target=waiting.sum, args=(np.ones(3),), daemon=True)
     thread.start()
     assert asked.wait(SECONDS)
     other.sum(np.ones(3))
     thread.join(SECONDS)
-    assert waiting.waited > 0.9
-    assert other.waited < 0.5
+    assert waiting.waited == clock.now() - 1000.0 >= 1.0
+    assert other.waited == 0.0
     waiting.close()
     other.close()
 
@@ -328,18 +335,68 @@ def test_unauthenticated_connections_are_not_taken_for_workers() -> None:
             intruder.close()
         return found
 
-    begun = time.monotonic()
     connections = connected(
         2,
         exchange=exchange,
+        clock=GivenClock(),  # it stands still: no silent one's time is ever over
         job_secret=lambda: Secret(b"of the job", "a test"),
         machine=lambda: str(threading.get_ident()),
     )
     for total in together(connections, lambda calls: calls.sum(np.ones(3))):
         assert (total == 2.0).all()
-    assert time.monotonic() - begun < 1.5  # not the time that each silent one has
     for each in silent:
         each.close()
+
+
+def test_a_connection_that_says_nothing_is_closed_after_two_seconds() -> None:
+    clock, found = GivenClock(), dict[int, socket.socket]()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        acceptor = Acceptor([listener], {1}, b"secret", clock)
+        running = threading.Thread(target=acceptor.run, args=(found, clock.deadline(10.0)), daemon=True)
+        running.start()
+        with socket.create_connection(listener.getsockname()) as silent:
+            wait_until(lambda: bool(acceptor._pending))
+            clock.pass_by(1.9)
+            with socket.create_connection(listener.getsockname()) as later:
+                wait_until(lambda: len(acceptor._pending) == 2)
+                clock.pass_by(0.2)
+                assert silent.recv(1) == b""
+                assert len(acceptor._pending) == 1
+                clock.pass_by(2.0)
+                assert later.recv(1) == b""
+        clock.at = 1010.0
+        running.join()
+    assert found == {}
+
+
+def test_a_worker_tries_for_ten_seconds_to_connect_to_another() -> None:
+    clock = GivenClock()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    there = {"host": "127.0.0.1", "port": port, "machine": "another"}
+    assert connect._connect({"machine": "this"}, there, 1, b"secret", clock) is None
+    assert clock.now() == pytest.approx(1010.0, abs=0.2)
+
+
+def test_workers_that_are_not_connected_in_time_have_no_connections() -> None:
+    clock = GivenClock()
+    nobody = {"host": "127.0.0.1", "machine": "another"}
+
+    def exchange(layout: ReplicaLayout, value: Any) -> list[Any]:
+        return [value, (nobody, None) if isinstance(value, tuple) else True]
+
+    found: list[Any] = []
+    layout = ReplicaLayout(workers=2, worker=0)
+    how = {"exchange": exchange, "job_secret": lambda: None, "clock": clock}
+    running = threading.Thread(
+        target=lambda: found.append(connect.connect_all(layout, "127.0.0.1", **how)),  # type: ignore[arg-type]
+        daemon=True,
+    )
+    running.start()
+    while running.is_alive():  # worker 1 never comes
+        clock.pass_by(10.0)
+        running.join(0.05)
+    assert found == [None]
 
 
 def test_reductions_overlap_where_each_host_has_a_core_more_than_workers() -> None:

@@ -281,11 +281,12 @@ def test_without_a_secret_a_process_that_does_not_fit_is_refused_and_named(addre
     first = Joining(addresses, 0, clock)
     wrong = Joining([*addresses[:2], "127.0.0.1:9"], 2, GivenClock()).end()
     assert isinstance(wrong, PeerMismatchError)
+    wait_until(lambda: bool(first.lines))
     assert f"a process was refused: worker 0 (process {os.getpid()}" in first.lines[0]
     second = Joining(addresses, 1, clock)
     for each in (first, second):
         each.wait_for_line(f"waiting for worker 2 ({addresses[2]})")
-    clock.pass_by(3600.0)
+    clock.at = 1000.0 + 3600.0
     for each in (first, second):
         error = str(each.end())
         assert "These were refused: worker 0" in error
@@ -296,11 +297,8 @@ def test_the_error_of_a_process_without_the_secret(addresses: list[str]) -> None
     first = Joining(addresses, 0, GivenClock(), secret=b"known to all")
     without = Joining(addresses, 1, GivenClock()).end()
     assert isinstance(without, PeerMismatchError) and "DTRAIN_SECRET_FILE" in str(without)
-    another = Joining(addresses, 2, GivenClock(), secret=b"another")
-    while another.found is None:
-        another.clock.pass_by(600.0)
-        another._thread.join(0.05)
-    assert isinstance(another.found, PeerMissingError) and "with this job's secret" in str(another.found)
+    another = Joining(addresses, 2, GivenClock(), timeout=5.0, secret=b"another").end()
+    assert isinstance(another, PeerMissingError) and "with this job's secret" in str(another)
     first.clock.pass_by(3600.0)
     error = first.end()
     assert isinstance(error, PeerMissingError) and "does not know the secret" in str(error)

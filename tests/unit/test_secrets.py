@@ -9,7 +9,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from dtrain.launch import rank_placeholder
 from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.session import Session
 from dtrain.topology import Topology
+from processes import wait_until
 from refusals import refused
 
 HERE = Topology({"worker": ("127.0.0.1:4000", "localhost:4001")}, "worker", 0)
@@ -207,10 +207,8 @@ def test_what_a_job_has_on_disk_and_in_arguments(monkeypatch: pytest.MonkeyPatch
         assert path.parent == session.scratch() and stat.S_IMODE(path.stat().st_mode) == 0o600
         content = path.read_text().strip()
         assert content not in json.dumps(env)
-        deadline = time.monotonic() + 10
-        while not (guard := arguments_of_guard()) and time.monotonic() < deadline:
-            time.sleep(0.01)  # the system shows a new program's a moment later
-        assert guard
+        wait_until(lambda: bool(arguments_of_guard()))  # the system shows a new program's a moment later
+        guard = arguments_of_guard()
         for word in (launcher._mark, content, *map(str, folders)):
             assert word not in guard
     assert not any(folder.exists() for folder in folders)
@@ -233,7 +231,6 @@ def test_a_rank_placeholder_sends_only_what_the_starter_has_added(tmp_path: Path
     with socket.socket(socket.AF_UNIX) as launcher:
         launcher.bind(str(tmp_path / "ranks"))
         launcher.listen(1)
-        launcher.settimeout(30)
         placeholder = subprocess.Popen(
             [
                 sys.executable,
@@ -248,6 +245,6 @@ def test_a_rank_placeholder_sends_only_what_the_starter_has_added(tmp_path: Path
         sock, _ = launcher.accept()
         with sock, sock.makefile("rb") as lines:
             sent = json.loads(lines.readline())
-    assert placeholder.wait(30) == 0
+    assert placeholder.wait() == 0
     sent.pop("LC_CTYPE", None)  # Python's own
     assert sent == {"CHANGED": "by the starter", "PMIX_RANK": "1"}
