@@ -21,7 +21,7 @@ SOURCE = Path(dtrain.__file__).parent
 # `job` joins `cluster` with the workers' talk, and is what everything above the engine asks who it is.
 ORDER = (
     "errors log plain_text text_table",
-    "topology paths words",
+    "topology paths words clock",
     "upstream",
     "cluster",
     "task_messages task_hooks",
