@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import resource
 import subprocess
 import sys
 import types
@@ -82,16 +81,10 @@ def test_launching_and_meeting_import_no_tensorflow() -> None:
     assert done.stdout == "set()\n", done.stderr
 
 
-def test_help_takes_less_than_half_a_second() -> None:
-    times = []
-    for _ in range(3):  # in processor time, since the machine may be busy with other things
-        start = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = run("-m", "dtrain", "--help")
-        end = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime)
-        assert done.returncode == 0
-        assert "launch" in done.stdout and "train" in done.stdout
-    assert min(times) < 0.5
+def test_the_help_names_the_commands() -> None:
+    done = run("-m", "dtrain", "--help")
+    assert done.returncode == 0
+    assert "launch" in done.stdout and "train" in done.stdout
 
 
 def test_version() -> None:

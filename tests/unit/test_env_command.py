@@ -43,7 +43,7 @@ def test_tensorflow_that_cannot_be_imported_is_described(tmp_path: Path) -> None
 
 
 def test_tensorflow_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", broken_tensorflow(tmp_path, "import time; time.sleep(600)"))
+    monkeypatch.setenv("PYTHONPATH", broken_tensorflow(tmp_path, "import signal; signal.pause()"))
     found = installation.describe_installation(probe_seconds=1.0)
     assert "took more than 1 seconds" in found["tensorflow"]["problem"]
 
