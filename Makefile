@@ -61,7 +61,7 @@ test-faults: setup
 # which needs root; what is not installed is skipped. `test` and `test-faults` run them but for the soak tests.
 test-engines: setup
 	$(PART) 2 tests/multihost tests/multiprocess/test_environments.py tests/multiprocess/test_launchers.py \
-		tests/multiprocess/test_mpi_launch.py tests/multiprocess/test_trials_on_ray.py \
+		tests/multiprocess/test_mpi_launch.py tests/multiprocess/test_trials_on_ray.py tests/faults/test_mpi_faults.py \
 		tests/unit/test_kubernetes_*.py tests/unit/test_mpi_environment.py tests/unit/test_ray_launch.py \
 		tests/unit/test_slurm_steps.py
 

@@ -228,11 +228,13 @@ def test_a_recipe_under_srun_gives_the_bits_of_the_local_launcher(
     assert "without a secret" not in done.stderr
 
 
+@pytest.mark.usefixtures("as_installed")
 def test_a_killed_worker_of_launchers_under_srun_is_recovered_with_the_same_bits(
     slurm: SlurmCluster, tmp_path: Path, program: Path, undisturbed: Path
 ) -> None:
     command = [*DTRAIN, "launch", str(program), str(tmp_path / "killed"), "kill"]
-    done = slurm.run(["srun", "--nodes=2", "--ntasks-per-node=1", *command], timeout=280)
+    path = {"PYTHONPATH": os.environ["PYTHONPATH"]}  # that of `as_installed`
+    done = slurm.run(["srun", "--nodes=2", "--ntasks-per-node=1", *command], timeout=280, env=path)
     assert done.returncode == 0, done.stdout + done.stderr + slurm.logs()
     assert "was killed by signal 9" in done.stderr and "All are started again" in done.stderr
     assert_same(tmp_path / "killed", undisturbed)

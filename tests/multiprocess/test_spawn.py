@@ -176,6 +176,7 @@ def test_from_a_thread() -> None:
     assert results == [0, 1]
 
 
+@pytest.mark.usefixtures("as_installed")
 def test_tensorflow_in_the_workers() -> None:
     def total() -> float:
         import tensorflow as tf

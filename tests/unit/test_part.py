@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests import changed, part
 from tests.part import FLAKY, MOST, options
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +64,7 @@ def test_hangs():
 """
 
 
-def part(folder: Path, *words: str, **files: str) -> subprocess.CompletedProcess[str]:
+def run_part(folder: Path, *words: str, **files: str) -> subprocess.CompletedProcess[str]:
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "helper.py").write_text(HELPER)
     for name, text in files.items():
@@ -77,7 +78,7 @@ def part(folder: Path, *words: str, **files: str) -> subprocess.CompletedProcess
 
 def test_tests_that_fail_once_are_listed(tmp_path: Path) -> None:
     """They fail in the call, in a fixture before and after it, and by a hang."""
-    done = part(tmp_path, "--processes", "2", ".", test_once=ONCE, test_hangs=HANGS)
+    done = run_part(tmp_path, "--processes", "2", ".", test_once=ONCE, test_hangs=HANGS)
     assert done.returncode == 0, done.stdout + done.stderr
     listed = (tmp_path / FLAKY).read_text()
     names = [line for line in listed.splitlines() if line.startswith("## ")]
@@ -98,7 +99,7 @@ def test_tests_that_fail_once_are_listed(tmp_path: Path) -> None:
 )
 def test_one_that_does_not_pass_the_second_time_fails_the_part(again: str, tmp_path: Path) -> None:
     text = f"from helper import *\n\ndef test_it():\n    assert not first('it')\n    {again}\n"
-    done = part(tmp_path, ".", test_it=text)
+    done = run_part(tmp_path, ".", test_it=text)
     assert done.returncode == 1
     assert (tmp_path / "it.ran").read_text() == "xx"
     assert not (tmp_path / FLAKY).exists()
@@ -115,12 +116,11 @@ def test_many(each):
 """
 
 
-@pytest.mark.parametrize(
-    ("text", "processes"), [(BAD, "0"), (BAD, "1"), (DIES, "0"), (DIES, "1"), (MANY, "0")]
-)
+@pytest.mark.parametrize("processes", ["0", "1"])
+@pytest.mark.parametrize("text", [BAD, DIES, MANY], ids=["not_collected", "dies", "many"])
 def test_what_fails_the_part_at_once(text: str, processes: str, tmp_path: Path) -> None:
     """A file that cannot be collected, a process that dies, and many failures."""
-    done = part(tmp_path, "--processes", processes, ".", test_a=text, test_once=ONCE)
+    done = run_part(tmp_path, "--processes", processes, ".", test_a=text, test_once=ONCE)
     assert done.returncode not in (0, 5), done.stdout
     assert "runs again" not in done.stdout and not (tmp_path / FLAKY).exists()
     assert {path.read_text() for path in tmp_path.glob("*.ran")} <= {"x"}
@@ -131,3 +131,11 @@ def test_the_second_run_keeps_the_options(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "tests").mkdir()
     words = ["tests", "-m", "long and not soak", "tests::test_it", "--contract", "rest"]
     assert options(words) == ["-m", "long and not soak", "--contract", "rest"]
+
+
+def test_a_group_of_which_nothing_has_changed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(changed, "paths_since_base", lambda: ["tests/rows/results.py", "docs/batches.md"])
+    monkeypatch.setattr(part, "run", lambda *words: asked.append(words) or part.Outcomes(0))
+    assert part.main(["test", "--changed", "tests"]) == 0
+    assert asked == [("tests", "--left-out=engines", "--left-out=recipes")]
