@@ -112,6 +112,7 @@ def tells(tmp_path: Path) -> str:
     return TELLS.replace("LIMIT", str(lost_nodes.LOST))
 
 
+@pytest.mark.usefixtures("as_installed")
 def test_a_spare_takes_the_place_of_a_lost_host_with_the_same_bits(
     make_hosts: MakeHosts, tmp_path: Path
 ) -> None:

@@ -68,6 +68,7 @@ def refused(host: Host, folder: Path, *words: str, **options: object) -> str:
     return str(done.stderr)
 
 
+@pytest.mark.usefixtures("as_installed")
 def test_two_hosts_give_the_bits_of_one(made: list[Host], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "hosts.txt").write_text("# the machines\nhost2 slots=2\n\nhost3  # one worker\n")

@@ -19,6 +19,7 @@ def test_it_is_kept_without_output() -> None:
     assert not [cell for cell in code if cell.outputs or cell.execution_count is not None]
 
 
+@pytest.mark.usefixtures("as_installed")
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_it_runs(tmp_path: Path) -> None:

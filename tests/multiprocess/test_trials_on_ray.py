@@ -92,6 +92,7 @@ def end(process: subprocess.Popen[str], folder: Path) -> str:
     return str(max(runs, key=runs.get))
 
 
+@pytest.mark.usefixtures("as_installed")
 def test_trials_run_at_the_same_time_and_one_that_dies_is_run_again(tmp_path: Path) -> None:
     with ray_node(cpus=2) as node, program(node, tmp_path) as process:
         wait_until(lambda: len(tasks(node)) == 2 or process.poll() is not None, LIMIT)
