@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
+import itertools
 import json
 import os
 import resource
+import select
 import shutil
 import signal
 import subprocess
@@ -36,10 +39,10 @@ import tensorflow as tf
 from dtrain.checkpoint import storages, store
 from dtrain.checkpoint.store import CheckpointStore
 from dtrain.checkpoint.stored import committed, read_share, remove_uncommitted
+from dtrain.errors import CheckpointError
 
 STEPS = (10, 20, 30, 40)
 KEEP = 2
-LIMIT = 60.0  # seconds for one process; each takes a fraction of one
 CHANGES = ("make_directories", "write_tensors", "write", "sync", "move", "remove", "remove_directory")
 WRITES = ("write_tensors", "write")  # operations that can be killed half-way
 TORN_AT = (0, 1, 100, 5000, 20_000)  # bytes of a file after which the kernel ends the process
@@ -113,7 +116,7 @@ class Process:
         os.kill(self.pid, signal.SIGKILL)
 
     def end(self) -> int:
-        """Wait for the process; its status, negative for a signal. SIGALRM ends it if it takes too long."""
+        """Wait for the process; its status, negative for a signal."""
         _, status = os.waitpid(self.pid, 0)
         self._reader.join()
         return os.waitstatus_to_exitcode(status)
@@ -126,7 +129,6 @@ class Process:
 def _run_and_end(work: Callable[[int], None], writing: int) -> NoReturn:
     status = 1
     try:
-        signal.alarm(int(LIMIT))
         work(writing)
         status = 0
     except BaseException:
@@ -135,13 +137,28 @@ def _run_and_end(work: Callable[[int], None], writing: int) -> NoReturn:
         os._exit(status)
 
 
-def write_all(directory: Path, writer: int, kill: Kill | None, note: int) -> None:
+class Store(CheckpointStore):
+    """Waits for the other writer's share while that writer lives: `other` is a pipe that ends with it."""
+
+    other: int
+
+    def _wait_for_others(self, path: str, patience: float) -> list[dict[str, dict[str, int]]]:
+        while True:
+            gone = bool(select.select([self.other], [], [], 0)[0])
+            try:
+                return super()._wait_for_others(path, 0.02)
+            except CheckpointError:
+                if gone:
+                    raise
+
+
+def write_all(directory: Path, writer: int, kill: Kill | None, note: int, other: int) -> None:
     """One writer: saves all checkpoints and waits for each, to report which of them are committed."""
     storages.STORAGES["file"] = KillingFiles(
         kill if kill is not None and kill.writer == writer else None, note
     )
-    # Little patience: a surviving writer would otherwise wait a minute for the dead one.
-    mine = CheckpointStore(str(directory), token="first", writer=writer, writers=2, keep=KEEP, patience=0.02)
+    mine = Store(str(directory), token="first", writer=writer, writers=2, keep=KEEP)
+    mine.other = other
     for step in STEPS:
         mine.save(step, tensors(step, writer), {"step": step})
         mine.wait()
@@ -191,7 +208,15 @@ def check(checkpoint: store.StoredCheckpoint) -> None:
 
 def life(directory: Path, kill: Kill | None) -> tuple[list[Process], list[int]]:
     """Run both writers to their ends. The writer that `kill` spares is killed too, or continues alone."""
-    writers = [Process(lambda note, w=w: write_all(directory, w, kill, note)) for w in (0, 1)]
+    lives = [os.pipe(), os.pipe()]  # each writer alone keeps its own open for writing
+
+    def work(note: int, writer: int) -> None:
+        os.close(lives[1 - writer][1])
+        write_all(directory, writer, kill, note, lives[1 - writer][0])
+
+    writers = [Process(functools.partial(work, writer=writer)) for writer in (0, 1)]
+    for end in itertools.chain(*lives):
+        os.close(end)
     if kill is None:
         return writers, [each.end() for each in writers]
     victim, other = writers[kill.writer], writers[1 - kill.writer]
@@ -204,13 +229,6 @@ def life(directory: Path, kill: Kill | None) -> tuple[list[Process], list[int]]:
 
 def try_kill(directory: Path, kill: Kill) -> dict[str, Any]:
     writers, statuses = life(directory, kill)
-    tries = 1
-    # On a busy machine the first writer may give up a share that is late, and the victim then ends with fewer
-    # operations than it was to be killed at: try again.
-    while statuses[kill.writer] == 0 and tries < 4:
-        shutil.rmtree(directory, ignore_errors=True)
-        writers, statuses = life(directory, kill)
-        tries += 1
     wrong = []
     if statuses[kill.writer] not in (-signal.SIGKILL, -signal.SIGXFSZ):
         wrong.append(f"the victim ended with {statuses[kill.writer]}: {writers[kill.writer].lines[-9:]}")
@@ -239,13 +257,13 @@ def all_kills(operations: list[list[str]]) -> Iterator[Kill]:
                 yield Kill(writer, number, TORN_AT[number % len(TORN_AT)], alone=number % 3 == 0)
 
 
-def try_kills(folder: Path, every: int, timeout: float) -> list[dict[str, Any]]:
+def try_kills(folder: Path, every: int, timeout: float | None = None) -> list[dict[str, Any]]:
     """Run the program, assert that no kill shows a problem, and return the lines on all kills.
 
     Args:
         folder: the folder for checkpoints; afterwards it holds only those of the undisturbed run.
         every: try only each n-th kill.
-        timeout: seconds after which the program is killed.
+        timeout: seconds after which the program is killed; None for no limit.
     """
     program = subprocess.Popen(
         [sys.executable, __file__, str(folder), "--every", str(every)],

@@ -35,7 +35,7 @@ class LoopbackNodes(NodesLauncher):
         other = subprocess.Popen(command, start_new_session=True)
         with self._held, super().opened():
             yield
-        status = other.wait(10)
+        status = other.wait()
         if status != self._status:
             raise RuntimeError(f"node 1 ended with status {status}, and the job with {self._status}")
 

@@ -30,7 +30,6 @@ import pytest
 from hosts import Host
 from processes import alive, wait_until
 
-LIMIT = 120.0  # seconds for a node to start on a busy machine
 STORE = 80_000_000  # bytes of the object store, about the least that Ray accepts
 ACCESS = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 ENVIRONMENT = {
@@ -122,19 +121,19 @@ def ray_node(*, cpus: int, join: RayNode | None = None, host: Host | None = None
         process = subprocess.Popen(command, **options) if host is None else host.popen(command, **options)
     node = RayNode(f"{own}:{port}" if join is None else join.address, process, folder, mark)
     try:
-        wait_until(lambda: "Ray runtime started" in log.read_text() or process.poll() is not None, LIMIT)
+        wait_until(lambda: "Ray runtime started" in log.read_text() or process.poll() is not None)
         assert process.poll() is None, log.read_text()
         yield node
     finally:
         left = node.processes()
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(5)
+            process.wait(5)  # for it to end by itself
         for each in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
-        process.wait(10)
-        wait_until(lambda: not any(alive(each.pid) for each in left), 10)
+        process.wait()
+        wait_until(lambda: not any(alive(each.pid) for each in left))
         shutil.rmtree(folder, ignore_errors=True)
         log.unlink()
 

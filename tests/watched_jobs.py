@@ -7,11 +7,8 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 PROGRAM = '''
 import ctypes, hashlib, os, signal, sys, threading, time
@@ -23,6 +20,8 @@ from dtrain.cluster import settings
 
 folder, kind, *numbers, pause = sys.argv[1:]
 (rank_at_fault, step_at_fault, steps), pause = map(int, numbers), float(pause)
+named = os.path.join(os.path.dirname(__file__), "named")
+print("attempt", settings.attempt(), flush=True)
 strategy = dtrain.strategy("multi_worker" if dtrain.world_size() > 1 else "one_device")
 rank, first = dtrain.rank(), settings.attempt() == 0
 keras.utils.set_random_seed(7)
@@ -49,12 +48,18 @@ def stop():
         threading.Event().wait()
 
 
+def be_slow():
+    """Until the launcher has named the slow worker."""
+    if rank == rank_at_fault and not os.path.exists(named):
+        time.sleep(pause)
+
+
 def batches():
     for number in range(steps):
         if (kind, rank, first, number) == ("reader", rank_at_fault, True, step_at_fault):
             stop()
-        if kind == "slow_reader" and rank == rank_at_fault:
-            time.sleep(pause)
+        if kind == "slow_reader":
+            be_slow()
         yield data
 
 
@@ -63,8 +68,8 @@ class Fault(keras.callbacks.Callback):
         if kind in ("stopped", "deadlock", "python_lock"):
             if (rank, first, batch + 1) == (rank_at_fault, True, step_at_fault):
                 stop()
-        if kind == "slow_callback" and rank == rank_at_fault:
-            time.sleep(pause)
+        if kind == "slow_callback":
+            be_slow()
         if kind == "slow_process" and batch == 20 and rank == rank_at_fault:
             print(f"fault {os.getpid()}", flush=True)
 
@@ -81,12 +86,8 @@ weights = b"".join(each.tobytes() for each in model.get_weights())
 print(f"ended {hashlib.sha256(weights).hexdigest()}", flush=True)
 '''
 
-
-class Line(NamedTuple):
-    """A line of the launcher's output, and the monotonic time at which it arrived."""
-
-    at: float
-    text: str
+HANGS = ("--hang-timeout", "10", "--spares", "none")
+"""Options of `dtrain launch` for a hang: the timeout is longer than the pauses of a busy machine."""
 
 
 class Watched:
@@ -97,21 +98,25 @@ class Watched:
         lines: the lines of its standard output and standard error.
     """
 
-    def __init__(self, status: int, lines: list[Line]) -> None:
+    def __init__(self, status: int, lines: list[str]) -> None:
         self.status = status
         self.lines = lines
 
     @property
     def text(self) -> str:
         """The whole output."""
-        return "\n".join(line.text for line in self.lines)
+        return "\n".join(self.lines)
 
-    def first(self, pattern: str) -> Line:
+    def first(self, pattern: str) -> str:
         """The first line that matches a pattern; AssertionError without one."""
         for line in self.lines:
-            if re.search(pattern, line.text):
+            if re.search(pattern, line):
                 return line
         raise AssertionError(f"no line with {pattern!r} in\n{self.text}")
+
+    def attempts(self) -> list[int]:
+        """The attempt of each start of a task, in order."""
+        return sorted(map(int, re.findall(r"\] attempt (\d+)", self.text)))
 
     def digests(self) -> set[str]:
         """The digests of the final weights of all tasks that ended."""
@@ -119,7 +124,7 @@ class Watched:
 
     def stacks(self, task: str) -> str:
         """The stack dumps of all threads of a task."""
-        own = [line.text for line in self.lines if line.text.startswith(f"[{task}] ")]
+        own = [line for line in self.lines if line.startswith(f"[{task}] ")]
         begin = next((i for i, text in enumerate(own) if "most recent call first" in text), len(own))
         return "\n".join(own[begin:])
 
@@ -132,9 +137,8 @@ def run(
     at: tuple[int, int] = (1, 20),
     steps: int = 30,
     pause: float = 0.0,
-    options: tuple[str, ...] = ("--hang-timeout", "5", "--spares", "none"),
+    options: tuple[str, ...] = HANGS,
     on_line: Callable[[str], None] = lambda text: None,
-    limit: float = 200.0,
 ) -> Watched:
     """Launch the program and wait for its end.
 
@@ -144,10 +148,10 @@ def run(
         workers: number of workers.
         at: the worker and the step of the fault.
         steps: number of training steps.
-        pause: seconds by which each step of a slow worker is longer.
+        pause: seconds by which each step of a slow worker is longer, until there is a file `named` in the
+            folder.
         options: options of `dtrain launch`.
         on_line: called with every line as it arrives.
-        limit: seconds after which the job gets SIGTERM.
     """
     program = folder / "job.py"
     program.write_text(PROGRAM)
@@ -163,24 +167,14 @@ def run(
         start_new_session=True,
     )
     lines = []
-    alarm = _after(limit, lambda: os.killpg(job.pid, signal.SIGTERM))
     try:
         if job.stdout is None:
             raise RuntimeError("subprocess made no pipe")
         for text in job.stdout:
-            lines.append(Line(time.monotonic(), text.rstrip("\n")))
+            lines.append(text.rstrip("\n"))
             on_line(text)
-        return Watched(job.wait(timeout=30), lines)
+        return Watched(job.wait(), lines)
     finally:
-        alarm()
         if job.poll() is None:
             os.killpg(job.pid, signal.SIGKILL)
             job.wait()
-
-
-def _after(seconds: float, action: Callable[[], None]) -> Callable[[], None]:
-    """Call `action` after some seconds; the returned function cancels the call."""
-    timer = threading.Timer(seconds, action)
-    timer.daemon = True
-    timer.start()
-    return timer.cancel

@@ -16,6 +16,8 @@ from server_processes import ByHand
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Pytest asks a folder's conftest for that folder's tests only."""
     item.add_marker(pytest.mark.long)
+    if item.get_closest_marker("timeout") is None:
+        item.add_marker(pytest.mark.timeout(900))  # these wait for events, on a machine that may be busy
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_too_little_for_tensorflow() -> None:
     ],
 )
 def test_what_the_death_of_a_trial_means(end: Any, outcome: str | None) -> None:
-    finder = batch_finder.Finder(make, memory_limit=LIMIT, timeout=60, run=lambda *_, **__: end())
+    finder = batch_finder.Finder(make, memory_limit=LIMIT, run=lambda *_, **__: end())
     if outcome is None:
         with refused(TaskFailedError, "SIGABRT"):
             finder.trial(3)
@@ -66,12 +66,12 @@ def test_a_trial_that_the_caller_ended_says_nothing_of_memory() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         while True:  # at the second SIGTERM, the caller kills this process
             os.kill(caller, signal.SIGTERM)
-            time.sleep(1)
+            time.sleep(0.05)
 
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
         with refused(TaskFailedError, "SIGTERM was received") as caught:
-            batch_finder.Finder(make, memory_limit=LIMIT, timeout=60, run=runs).trial(3)
+            batch_finder.Finder(make, memory_limit=LIMIT, run=runs).trial(3)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert caught.value.exit_code == -signal.SIGKILL

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,25 @@ from checkpoint_kills import try_kills
 from dtrain.checkpoint.stored import committed, read_share
 
 ENDING = """
-import sys, time
+import atexit, sys, threading
 import tensorflow as tf
+from dtrain.checkpoint import storages
 from dtrain.checkpoint.store import CheckpointStore
 
+ends = threading.Event()
+
+class Files(storages.LocalFiles):
+    def write_tensors(self, *args):
+        ends.wait()  # the program ends before anything is written
+        super().write_tensors(*args)
+
+storages.STORAGES["file"] = Files()
 alone = CheckpointStore(sys.argv[1] + "/alone", token="a")
-left = CheckpointStore(sys.argv[1] + "/left", token="a", writer=0, writers=2)
-state = {f"weights{number}": tf.random.normal([1_000_000]) for number in range(20)}
+left = CheckpointStore(sys.argv[1] + "/left", token="a", writer=0, writers=2, patience=1e9)
+state = {f"weights{number}": tf.random.normal([10_000]) for number in range(20)}
 left.save(1, state)
 alone.save(1, state)
-print(time.time(), flush=True)
+atexit.register(ends.set)  # the last to be registered is the first to be called
 """
 
 
@@ -33,7 +41,7 @@ print(time.time(), flush=True)
 )
 def test_kills_at_operations_of_either_writer(every: int, tmp_path: Path) -> None:
     """Each operation's turn comes with `make test-soak`; here a third of them, of every checkpoint."""
-    lives = try_kills(tmp_path, every=every, timeout=900)
+    lives = try_kills(tmp_path, every=every)
     assert len(lives) * every > 100
     torn = [each for each in lives if each["torn"] is not None]
     assert sum(each["status"] != -9 for each in torn) * every > 8, "the kernel must end some within a write"
@@ -46,13 +54,10 @@ def test_a_program_that_ends_finishes_its_own_writing_and_waits_for_nobody(tmp_p
         [sys.executable, "-c", ENDING, str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
     )
-    took = time.time() - float(done.stdout)
     assert done.returncode == 0, done.stderr
     (whole,) = committed(str(tmp_path / "alone"))
     assert len(read_share(whole, 0)) == 20
-    assert committed(str(tmp_path / "left")) == []
-    assert took < 20, "the other writer's share never comes"
+    assert committed(str(tmp_path / "left")) == []  # the other writer's share never comes

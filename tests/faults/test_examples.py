@@ -54,7 +54,7 @@ def run(folder: Path, files: Sequence[Path], *launch: str) -> tuple[Reports, ...
             status = process.wait(TIME_LIMIT)
         except subprocess.TimeoutExpired:
             process.terminate()
-            status = process.wait(30)
+            status = process.wait()
     if status:
         print(f"status {status}\n{log.read_text(encoding='utf-8', errors='replace')[-5000:]}")
     reports = sorted(folder.glob("report.jsonl.[0-9]"))
@@ -122,7 +122,7 @@ def test_tf_config_written_by_the_program(tmp_path: Path) -> None:
         for index in range(2)
     ]
     try:
-        outputs = [process.communicate(timeout=60) for process in processes]
+        outputs = [process.communicate() for process in processes]
     finally:
         for process in processes:
             process.kill()

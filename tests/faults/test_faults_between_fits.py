@@ -21,14 +21,14 @@ def test_several_fits_of_one_program_and_kills_in_and_between_them(tmp_path: Pat
     """Saved by seconds, by epochs, stopped early, in one folder; nothing that was complete is made again."""
     stopped, longer = {"epochs": 5, "stop_after": 2}, {"epochs": 4}
     plain, early, long = undisturbed(tmp_path / "undisturbed", "one", {}, stopped, longer)
-    shared = {"backup": "../backup", "pause": 0.05}
-    keeping = {"backup": "../kept", "pause": 0.05, "save": {"save_freq": 8, "delete_checkpoint": False}}
+    shared = {"backup": "../backup"}
+    keeping = {"backup": "../kept", "save": {"save_freq": 8, "delete_checkpoint": False}}
 
     def kill(step: int | str) -> dict[str, list[dict[str, object]]]:
         return {"faults": [{"kind": "SIGKILL", "step": step}]}
 
     options = {
-        "seconds": {**shared, "save": {"save_freq": False, "save_seconds": 0.3}, **kill(29)},
+        "seconds": {**shared, "save": {"save_freq": False, "save_seconds": 1e-3}, **kill(29)},
         "epochs": {**shared, "save": {"save_freq": "epoch"}, **kill(29)},
         "stopped": {**shared, **stopped, **kill("after")},
         "kept": {**keeping, **kill("after")},
@@ -48,6 +48,7 @@ def test_several_fits_of_one_program_and_kills_in_and_between_them(tmp_path: Pat
     for name, processes in (("seconds", 2), ("epochs", 2), ("stopped", 1), ("kept", 1)):
         assert len({pid for pid, _, _ in trainings[name].steps()}) == processes, f"{name} was trained again"
     assert trainings["epochs"].fault(0)["committed"] == 20
+    assert 0 < trainings["seconds"].fault(0)["committed"] < 29
     for name in ("seconds", "epochs"):
         assert_recovered(job, trainings[name], 0)
 
@@ -66,7 +67,7 @@ def test_another_number_of_workers_goes_on_at_the_same_step(tmp_path: Path) -> N
     options = {"strategy": "multi_worker", "policy": "float32", "dropout": 0.0, "normalize": False}
     (expected,) = undisturbed(tmp_path / "undisturbed", "multi_worker", options)
     faults = [{"kind": "SIGKILL", "step": step} for step in (25, 45)]
-    training = Training(tmp_path / "job", {**options, "pause": 0.05, "faults": faults})
+    training = Training(tmp_path / "job", {**options, "faults": faults})
     run([training], status=KILLED, workers=2, options=("--max-restarts", "0"))
     for workers, before, fault in ((1, 2, 0), (2, 1, 1)):
         made = len(training.steps())
@@ -95,7 +96,7 @@ def test_parameter_servers_go_on_after_the_death_of_each(tmp_path: Path) -> None
         {"kind": "SIGKILL", "step": 15, "worker": "chief:0", "target": "worker:0"},
         {"kind": "SIGKILL", "step": 45, "worker": "chief:0", "target": "ps:0"},
     ]
-    options = {"strategy": "parameter_server", "pause": 0.05}
+    options = {"strategy": "parameter_server"}
     alone = Training(tmp_path / "alone", {**options, "save": None})
     killed = Training(tmp_path / "killed", {**options, "faults": [chief]})
     run([alone], options=("--ps", "1"))

@@ -29,11 +29,11 @@ FAULTS = [
 def test_a_rank_is_killed_and_the_job_ends_with_the_same_bits(tmp_path: Path) -> None:
     """The undisturbed training comes first in the same program, so that processes are started once."""
     plain = Training(tmp_path / "plain", {**COMMON, "save": None})
-    broken = Training(tmp_path / "broken", {**COMMON, "pause": 0.05, "faults": FAULTS})
+    broken = Training(tmp_path / "broken", {**COMMON, "faults": FAULTS})
     job = run([plain, broken], workers=2, options=("--mpi", "--max-restarts", "3"))
     assert job.text.count("All are started again") == 3, job.text
     for number, task in ((0, "worker 1"), (2, "worker 0")):
-        killed = rf"{task} was killed by signal 9 \(SIGKILL\) at step \d+\. All are started again"
+        killed = rf"{task} was killed by signal 9 \(SIGKILL\).*\. All are started again"
         assert job.first(killed) > broken.fault(number)["time"]
         assert_recovered(job, broken, number)
     assert_same(broken, plain.result())

@@ -28,8 +28,8 @@ OTHER_TASK = pytest.mark.soak(
 
 @pytest.fixture
 def program(tmp_path: Path) -> Callable[[str], str]:
-    """Writes what a chief does after a second of counting: it harms a task, in the first attempt."""
-    return lambda chief: write_program(tmp_path, f"done = work(for_seconds(1.0))\n{chief}", counting=True)
+    """Writes what a chief does after some steps: it harms a task, in the first attempt."""
+    return lambda chief: write_program(tmp_path, f"done = work(for_times(20))\n{chief}", counting=True)
 
 
 @pytest.mark.parametrize("victim", [pytest.param("ps", marks=OTHER_TASK), "chief"])
@@ -38,7 +38,7 @@ def test_the_whole_job_starts_again_from_scratch(program: Callable[[str], str], 
         f"""
 if settings.attempt() == 0:
     os.kill({'status("ps")["pid"]' if victim == "ps" else "os.getpid()"}, signal.SIGKILL)
-    work(for_seconds(60))
+    work(lambda: False)
 print("exact:", counter.numpy() == done, "attempt", settings.attempt())
 """
     )
@@ -57,8 +57,7 @@ def test_a_stuck_worker_is_started_again_for_the_chief(program: Callable[[str], 
         """
 stuck = status("worker")
 os.kill(stuck["pid"], signal.SIGSTOP)
-start = time.monotonic()
-print("silent:", serving.ask("worker", 0, {"ask": "status"}, 1.0), round(time.monotonic() - start))
+print("silent:", serving.ask("worker", 0, {"ask": "status"}, 1.0))
 print("ps:", status("ps").get("task"))
 assert channel.request_restart("worker", 0, "it does not answer", pid=stuck["pid"])
 done += work(lambda: status("worker").get("incarnation", stuck["incarnation"]) != stuck["incarnation"])
@@ -67,7 +66,7 @@ print("exact:", counter.numpy() == done)
     )
     finished = launch("--workers", "1", "--ps", "1", script)
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert "silent: None 1" in finished.stdout
+    assert "silent: None\n" in finished.stdout
     assert "ps: ps 0" in finished.stdout  # the one that hangs holds up no question to another
     assert "exact: True" in finished.stdout
     assert re.search(r"worker 0, process \d+, is killed: it does not answer", finished.stderr)
@@ -88,12 +87,11 @@ def test_a_chief_that_comes_back_is_served_and_one_that_does_not_is_given_up(
     script = program(
         """
 print("fresh:", counter.numpy() == done, flush=True)
-work(for_seconds(60))
+work(lambda: False)
 """
     )
-    patience = {"DTRAIN_CHIEF_TIMEOUT": "40"}  # on a busy machine a chief takes more than 15 s to start
-    servers = [by_hand.start(job, script, **patience) for job in ("worker", "ps")]
-    for _ in range(2):
+
+    def lose_chief() -> None:
         chief = by_hand.start("chief", script)
         assert chief.stdout is not None
         for line in chief.stdout:
@@ -102,14 +100,21 @@ work(for_seconds(60))
         assert line == "fresh: True\n"
         chief.kill()
         chief.wait()
-        assert all(server.poll() is None for server in servers)
-    start = time.monotonic()
-    for server in servers:
+
+    patient = [by_hand.start(job, script, DTRAIN_CHIEF_TIMEOUT="3600") for job in ("worker", "ps")]
+    lose_chief()
+    lose_chief()  # it was served again
+    for server in patient:
+        assert server.poll() is None
+        server.kill()
+        server.wait()
+    impatient = [by_hand.start(job, script, DTRAIN_CHIEF_TIMEOUT="10") for job in ("worker", "ps")]
+    lose_chief()
+    for server in impatient:
         status, output = ended(server)
         assert status == 1
         assert f"PeerMissingError: The chief ({cluster['chief'][0]}) is lost" in output
         assert "DTRAIN_CHIEF_TIMEOUT" in output
-    assert time.monotonic() - start < 60
 
 
 def test_a_worker_that_came_back_unnoticed_gets_the_end_of_the_program(
@@ -120,7 +125,7 @@ def test_a_worker_that_came_back_unnoticed_gets_the_end_of_the_program(
         f"""
 print("ready", flush=True)
 while not os.path.exists({str(tmp_path / "go")!r}):
-    time.sleep(0.1)
+    time.sleep(0.05)
 """
     )
     worker, ps, chief = (by_hand.start(job, script) for job in ("worker", "ps", "chief"))
@@ -164,11 +169,10 @@ class Training:
             for place in places:
                 place.append(line.rstrip("\n"))
 
-    def wait_for(self, text: str, limit: float = 90.0) -> None:
+    def wait_for(self, text: str) -> None:
         """Until a line contains the text."""
-        deadline = time.monotonic() + limit
         while not any(text in line for line in list(self.lines)):
-            assert self.process.poll() is None and time.monotonic() < deadline, "\n".join(self.lines)
+            assert self.process.poll() is None, "\n".join(self.lines)
             time.sleep(0.02)
 
     def pid(self, task: str) -> int:
@@ -178,9 +182,9 @@ class Training:
 
     def finish(self) -> int:
         """The status, once it has ended."""
-        status = self.process.wait(timeout=150)
+        status = self.process.wait()
         for reader in self._readers:
-            reader.join(timeout=10)
+            reader.join()
         return status
 
 
@@ -196,7 +200,7 @@ def training(tmp_path: Path) -> Iterator[Callable[..., Training]]:
     for one in started:
         with contextlib.suppress(ProcessLookupError):
             one.process.terminate()
-        one.process.wait(timeout=30)
+        one.process.wait()
 
 
 @pytest.mark.usefixtures("as_installed")
@@ -230,7 +234,7 @@ def test_digits_comes_to_its_end_whoever_is_killed(
 def test_digits_with_a_worker_that_hangs(
     training: Callable[..., Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DTRAIN_STUCK_TIMEOUT", "5")
+    monkeypatch.setenv("DTRAIN_STUCK_TIMEOUT", "10")
     run = training("--workers", "2", "--ps", "1", "--epochs", "10")
     run.wait_for("Epoch 4/10")
     os.kill(run.pid("worker 1"), signal.SIGSTOP)

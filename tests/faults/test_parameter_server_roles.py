@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,13 @@ def test_a_job_lives_through_the_death_of_a_worker_and_all_end_well(program: Cal
         print("who:", dtrain.rank(), dtrain.world_size(), dtrain.is_chief(), dtrain.broadcast("mine"))
         dtrain.barrier()
         before = status("worker")
-        print("asked:", sorted(before), serving.ask("ps", 0, {"ask": "the time"}, 5.0))
-        done = work(for_seconds(0.2))
+        print("asked:", sorted(before), serving.ask("ps", 0, {"ask": "the time"}, 60.0))
+        done = work(for_times(5))
         os.kill(before["pid"], signal.SIGKILL)
-        done += work(for_seconds(0.5))
-        print("gone:", serving.ask("worker", 0, {"ask": "status"}, 5.0))
+        print("gone:", serving.ask("worker", 0, {"ask": "status"}, 60.0))
+        done += work(for_times(5))
         while (after := status("worker").get("pid", before["pid"])) == before["pid"]:
-            done += work(for_seconds(0.2))
+            done += work(for_times(5))
         print("exact:", counter.numpy() == done, "pids:", before["pid"], after)
         """
     )
@@ -79,7 +79,7 @@ def test_the_chief_ends_well_though_its_servers_went_first(
 ) -> None:
     script = program(
         f"""
-        work(for_seconds(0.0))
+        work(for_times(1))
         for pid in [status("worker")["pid"], status("ps")["pid"]]:
             os.kill(pid, {signum:d})
         print("over", flush=True)
@@ -165,9 +165,7 @@ def test_a_server_on_a_port_that_is_taken_and_a_signal(
     assert "PortInUseError" in output and cluster["ps"][0] in output
     wait_until_listening(cluster["worker"][0], worker)
     worker.terminate()
-    start = time.monotonic()
     assert ended(worker)[0] == -signal.SIGTERM
-    assert time.monotonic() - start < 3
 
 
 def test_servers_that_are_missing_are_named(cluster: dict[str, list[str]]) -> None:
@@ -180,10 +178,12 @@ def test_servers_that_are_missing_are_named(cluster: dict[str, list[str]]) -> No
 
 
 def test_who_is_waited_for_is_said(cluster: dict[str, list[str]]) -> None:
-    lines: list[str] = []
-    with pytest.raises(PeerMissingError):
-        wait_for_servers(topology(cluster), timeout=0.7, log=lines.append, log_every=0.2)
-    assert lines and lines[0].startswith(f"waiting for worker 0 ({cluster['worker'][0]}), ps 0 (")
+    def log(line: str) -> None:
+        raise RuntimeError(line)  # else it waits for ever
+
+    with pytest.raises(RuntimeError) as said:
+        wait_for_servers(topology(cluster), timeout=math.inf, log=log, log_every=0.1)
+    assert str(said.value).startswith(f"waiting for worker 0 ({cluster['worker'][0]}), ps 0 (")
 
 
 def test_the_chiefs_own_port(cluster: dict[str, list[str]]) -> None:

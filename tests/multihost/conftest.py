@@ -15,6 +15,8 @@ from hosts import Host, HostsNotPermitted, MakeHosts, hosts, ssh_missing
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Pytest asks a folder's conftest for that folder's tests only."""
     item.add_marker(pytest.mark.long)
+    if item.get_closest_marker("timeout") is None:
+        item.add_marker(pytest.mark.timeout(900))  # these wait for events, on a machine that may be busy
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def run_by_hand(made: list[Host], command: list[str], folder: Path) -> tuple[lis
         with (folder / f"output-{index}").open("w") as log:
             started.append(host.popen(command, stdout=log, stderr=subprocess.STDOUT, env=env))
     try:
-        statuses = [process.wait(120) for process in started]
+        statuses = [process.wait() for process in started]
     finally:
         for process in started:
             process.kill()

@@ -67,7 +67,7 @@ def test_two_pods_train_as_a_job_whose_names_appear_late(
                 started.append(host.popen(command, stdout=log, stderr=subprocess.STDOUT, env=env))
         for host in made:
             name_pods(host, made)
-        statuses = [process.wait(LIMIT) for process in started]
+        statuses = [process.wait() for process in started]
     finally:
         for process in started:
             process.kill()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -43,14 +42,14 @@ np.savez(f"{folder}-{dtrain.rank()}.npz", *model.get_weights(), *model.optimizer
 """
 # Without TensorFlow: what the ranks add up, and where they are. Connected peers end their programs together.
 RANKS = """
-import socket, time
+import signal, socket
 from dtrain import cluster
 from dtrain.cluster import mpi, peers
 peers.connect(cluster.current())
 sum_of_all = mpi.world().allreduce(mpi.rank() + 1)
 print("rank", mpi.rank(), "of", mpi.size(), "sum", sum_of_all, "on", socket.gethostname(), flush=True)
 """
-WAIT = RANKS + "time.sleep(600)\n"
+WAIT = RANKS + "signal.pause()\n"
 LAUNCH = [sys.executable, "-m", "dtrain", "launch"]
 
 
@@ -68,13 +67,10 @@ def pair(with_ssh: None, make_hosts: MakeHosts) -> list[Host]:
 
 def assert_nothing_left(pair: list[Host], folder: Path) -> None:
     for name in (str(folder / "job.py"), "rank_host", "dtrain-mpi-", "DTRAIN_RANK_PLACEHOLDER", "prted"):
-        wait_until(lambda name=name: not processes_on_hosts(folder / "hosts", name), 15)  # type: ignore[misc]
+        wait_until(lambda name=name: not processes_on_hosts(folder / "hosts", name))  # type: ignore[misc]
     for host in pair:
         memory = host.path("/dev/shm")
-        deadline = time.monotonic() + 30  # longer than a guard waits for processes and their files: 20 s
-        while (left := [*memory.iterdir()]) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not left
+        wait_until(lambda memory=memory: not [*memory.iterdir()])  # type: ignore[misc]
 
 
 @pytest.fixture(scope="session")
@@ -148,7 +144,7 @@ def test_ranks_of_two_hosts_and_how_they_end(pair: list[Host], tmp_path: Path) -
     job.write_text(WAIT)
     with (tmp_path / "log").open("w") as log:
         process = one.popen([*launch, str(job)], stdout=log, stderr=subprocess.STDOUT)
-    wait_until(lambda: (tmp_path / "log").read_text().count("sum 6") == 3, 60)
+    wait_until(lambda: (tmp_path / "log").read_text().count("sum 6") == 3)
     process.kill()
-    process.wait(10)
+    process.wait()
     assert_nothing_left(pair, tmp_path)

@@ -53,7 +53,7 @@ def test_a_chief_trains_with_workers_and_servers_on_two_hosts(
             words = [*launch, *place, str(tmp_path / "job.py")]
             started.append(made[rank].popen(words, stdout=log, stderr=subprocess.STDOUT, env=env))
     try:
-        statuses = [process.wait(150) for process in started]
+        statuses = [process.wait() for process in started]
     finally:
         for process in started:
             process.kill()

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ import pytest
 from hosts import Host, HostProcess, MakeHosts, processes_on_hosts
 from processes import processes_with, wait_until
 
-LIMIT = 60.0  # seconds within which every mistake is an error
 AGENT = "dtrain.launch.hosts.agent"
 ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
 TRAIN = """
@@ -36,7 +34,7 @@ variables = [os.environ.get(name) for name in ("DTRAIN_LOCAL_RANK", "TOKEN")]
 print("place:", socket.gethostname(), *variables, os.getcwd())
 np.savez(f"{sys.argv[1]}-{dtrain.rank()}.npz", *model.get_weights(), *model.optimizer.variables)
 """
-WAIT = "import sys, time\nprint('waits', flush=True)\ntime.sleep(600)\n"
+WAIT = "import signal\nprint('waits', flush=True)\nsignal.pause()\n"
 
 
 def launch_command(*words: str) -> list[str]:
@@ -54,14 +52,12 @@ def made(with_ssh: None, make_hosts: MakeHosts) -> list[Host]:
 
 def assert_nothing_left(folder: Path) -> None:
     agents = functools.partial(processes_on_hosts, folder / "hosts", AGENT)
-    wait_until(lambda: not agents() and not processes_with(str(folder / "job.py")), 15)
+    wait_until(lambda: not agents() and not processes_with(str(folder / "job.py")))
 
 
 def refused(host: Host, folder: Path, *words: str, **options: object) -> str:
     """Launches a job that cannot begin; what it says."""
-    begun = time.monotonic()
     done = host.run(launch_command(*words, str(folder / "job.py")), **options)
-    assert time.monotonic() - begun < LIMIT
     assert done.returncode not in (0, -signal.SIGKILL), done.stdout
     assert "waits" not in done.stdout and "Traceback" not in done.stderr
     assert_nothing_left(folder)
@@ -98,7 +94,7 @@ def started(host: Host, folder: Path, *words: str) -> HostProcess:
     command = launch_command(*words, "--hosts", "host1:1,host2:2", str(folder / "job.py"))
     with (folder / "log").open("w") as log:
         process = host.popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | ENVIRONMENT)
-    wait_until(lambda: (folder / "log").read_text().count("waits") == 3, LIMIT)
+    wait_until(lambda: (folder / "log").read_text().count("waits") == 3)
     return process
 
 
@@ -107,14 +103,14 @@ def test_nothing_is_left_when_the_launcher_is_killed(made: list[Host], tmp_path:
     agents = processes_on_hosts(tmp_path / "hosts", AGENT)
     assert len(agents) >= 2 and "TOKEN" not in str(agents)
     process.kill()
-    process.wait(10)
+    process.wait()
     assert_nothing_left(tmp_path)
 
 
 def test_nothing_is_left_when_the_link_is_cut(made: list[Host], tmp_path: Path) -> None:
     process = started(made[0], tmp_path)
     made[1].cut()
-    assert process.wait(LIMIT) not in (0, -signal.SIGKILL)
+    assert process.wait() not in (0, -signal.SIGKILL)
     log = (tmp_path / "log").read_text()
     assert "host2 (node 1) is lost" in log and "Lost: host2 (node 1)." in log, log
     assert_nothing_left(tmp_path)
