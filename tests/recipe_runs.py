@@ -69,7 +69,7 @@ class Run(NamedTuple):
             return [float(row["loss"]) for row in csv.DictReader(file)]
 
 
-def start(folder: Path, tasks: list[str], *launch: str, timeout: float = 200.0) -> None:
+def start(folder: Path, tasks: list[str], *launch: str, timeout: float = 600.0) -> None:
     """Run the tasks, under `dtrain launch` if arguments for it are given; a failure shows the log's end."""
     launcher = [sys.executable, "-m", "dtrain", "launch", *launch] if launch else [sys.executable]
     environment = os.environ | {
@@ -90,7 +90,7 @@ def start(folder: Path, tasks: list[str], *launch: str, timeout: float = 200.0) 
             status = process.wait(timeout)
         except subprocess.TimeoutExpired:
             process.terminate()
-            status = process.wait(30)
+            status = process.wait()
     assert status == 0, f"status {status}\n{log.read_text(encoding='utf-8', errors='replace')[-5000:]}"
 
 

@@ -20,7 +20,6 @@ import dtrain
 
 pytestmark = pytest.mark.long
 
-LIMIT = 240.0
 EPOCHS = 3
 SAVES = 12
 
@@ -289,7 +288,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reports(root: Path) -> list[dict[str, Any]]:
-    return dtrain.spawn(work, workers=2, args=(root, CASES), timeout=LIMIT)
+    return dtrain.spawn(work, workers=2, args=(root, CASES))
 
 
 def test_checkpoints(reports: list[dict[str, Any]]) -> None:

@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +35,6 @@ from processes import alive, processes_with, traces, wait_until
 from ray_nodes import ACCESS, needs_ray, ray_node
 from restart_jobs import run
 
-LIMIT = 60.0
 TESTS = Path(__file__).parents[1]
 # The variables of a job that may be restarted, which a system that restarts it sets itself.
 NAMED = {"DTRAIN_JOB": "job", "DTRAIN_ATTEMPT": "0"}
@@ -75,7 +73,7 @@ def wait_for(count):
 (folder / "pids" / str(os.getpid())).touch()
 """
 WITH_CHILD = """
-child = subprocess.Popen(["sleep", "100"], start_new_session=True)
+child = subprocess.Popen(["sleep", "infinity"], start_new_session=True)
 (folder / "pids" / str(child.pid)).touch()
 """
 
@@ -107,19 +105,14 @@ class Jobs:
         try:
             yield process
         finally:
-            killed = process.poll() is None
             process.kill()
-            process.communicate(timeout=LIMIT)
-        # After an end in order, only what is about to exit is left; on a busy machine that takes seconds.
-        limit = time.monotonic() + (10.0 if killed else 5.0)
-        while (left := self.left(process.pid)) and time.monotonic() < limit:
-            time.sleep(0.02)
-        assert not left
+            process.communicate()
+        wait_until(lambda: not self.left(process.pid))  # what tasks and their children run ends never
 
     def run(self, text: str, *args: str, **options: Any) -> tuple[int, str, str]:
         """Run a job to its end; returns its exit status, its output and its errors."""
         with self.started(text, *args, **options) as process:
-            streams = process.communicate(timeout=LIMIT)
+            streams = process.communicate()
         # Where there are several hosts, the mark of a line names one too.
         out, err = (re.sub(r"(?m)^(\[\w+ \d+) on [^]]+\]", r"\1]", stream) for stream in streams)
         return process.returncode, out, err
@@ -219,7 +212,7 @@ def test_the_exit_status_and_the_last_lines_are_the_first_failures(jobs: Jobs) -
         if index == 1:
             print("the last line")
             sys.exit(42)
-        time.sleep(100)
+        signal.pause()
         """
     )
     assert status == 42
@@ -238,11 +231,10 @@ def test_after_a_death_all_are_started_again_by_the_engine(jobs: Jobs) -> None:
         report(f"attempt-{attempt}")
         wait_for(2 * (attempt + 1))
         if attempt == 0 and index == 1:
-            time.sleep(0.2)
             os.kill(os.getpid(), signal.SIGKILL)
         if attempt == 1 and index == 0:
             raise ValueError("on purpose")
-        time.sleep(100)
+        signal.pause()
         """,
         max_restarts=1,
         log_dir=str(jobs.folder / "logs"),
@@ -265,7 +257,7 @@ def test_a_death_without_restarts_ends_the_job(jobs: Jobs) -> None:
         print("about to die", flush=True)
         if index == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(100)
+        signal.pause()
         """,
         max_restarts=0,
     )
@@ -282,14 +274,12 @@ def test_signals_reach_all(jobs: Jobs, signum: signal.Signals) -> None:
         sys.exit(0)
     signal.signal({int(signum)}, answer)
     {WITH_CHILD.strip().replace(chr(10), chr(10) + "    ")}
-    time.sleep(100)
+    signal.pause()
     """
-    with jobs.started(text) as process:
+    with jobs.started(text, grace=1e6) as process:
         wait_until(lambda: len(jobs.pids()) == 4)
-        start = time.monotonic()
         process.send_signal(signum)
-        _, err = process.communicate(timeout=LIMIT)
-        assert time.monotonic() - start < 4
+        _, err = process.communicate()
     assert process.returncode == 128 + signum
     assert f"{signum.name} was received" in err
     assert len(jobs.reported(f"signal-{int(signum)}")) == 2
@@ -297,29 +287,26 @@ def test_signals_reach_all(jobs: Jobs, signum: signal.Signals) -> None:
 
 @pytest.mark.parametrize("ignored", [signal.SIGTERM, signal.SIGSTOP])
 def test_tasks_that_do_not_end_are_killed(jobs: Jobs, ignored: signal.Signals) -> None:
-    text = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WITH_CHILD + "time.sleep(100)\n"
-    with jobs.started(text, grace=1.5) as process:
+    text = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WITH_CHILD + "signal.pause()\n"
+    with jobs.started(text, grace=0.5) as process:
         wait_until(lambda: len(jobs.pids()) == 4)
         if ignored == signal.SIGSTOP:
             for pid in jobs.pids():
                 os.kill(pid, signal.SIGSTOP)
-        start = time.monotonic()
         process.terminate()
-        process.communicate(timeout=LIMIT)
-        assert 1 < time.monotonic() - start < 10
+        process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
 
 
 def test_what_tasks_started_ends_with_the_job(jobs: Jobs) -> None:
-    start = time.monotonic()
+    """Though the children hold the pipes open."""
     status, _, err = jobs.run(WITH_CHILD + WITH_CHILD.replace("start_new_session=True", ""))
     assert status == 0, err
-    assert time.monotonic() - start < 30  # though the children hold the pipes open
     assert len(jobs.pids()) == 6
 
 
 def test_a_killed_launcher_leaves_nothing(jobs: Jobs) -> None:
-    text = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WITH_CHILD + "time.sleep(100)\n"
+    text = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WITH_CHILD + "signal.pause()\n"
     with jobs.started(text) as process:
         wait_until(lambda: len(jobs.pids()) == 4)
         assert len(jobs.left(process.pid)) > 4
@@ -377,10 +364,10 @@ def test_a_launcher_of_whole_groups_starts_all_tasks_again(
     monkeypatch.setitem(LAUNCHERS, "groups", Groups)
     path = tmp_path / "job.py"
     path.write_text(
-        "import json, os, time\n"
+        "import json, os, signal\n"
         "job = json.loads(os.environ['TF_CONFIG'])['task']['type']\n"
         "if job == 'worker' and os.environ['DTRAIN_ATTEMPT'] == '0': os.kill(os.getpid(), 9)\n"
-        "if job == 'chief': time.sleep(100 if os.environ['DTRAIN_ATTEMPT'] == '0' else 0)\n"
+        "if job == 'chief' and os.environ['DTRAIN_ATTEMPT'] == '0': signal.pause()\n"
     )
     errors = io.StringIO()
     command = [sys.executable, str(path)]

@@ -17,7 +17,7 @@ from dtrain.monitor.report import text
 from dtrain.monitor.report.header import figures
 from dtrain.monitor.run_reader import read_run
 
-pytestmark = pytest.mark.timeout(300)
+SKIPPED = 900.0  # less than the program skips in one go, and more than a test may take
 
 PROGRAM = """
 import json, os, time
@@ -37,6 +37,13 @@ from wandb.integration.keras import WandbMetricsLogger
 import dtrain
 from dtrain.monitor import Monitor, on_chief
 
+# What is skipped on dtrain's clock outweighs all other times, however long the machine takes for them.
+real, skipped = time.perf_counter, 0.0
+time.perf_counter = lambda: real() + skipped
+def skip(seconds=1000.0):
+    global skipped
+    skipped += seconds
+
 strategy = dtrain.MultiWorkerMirroredStrategy()
 logging.set_verbosity("info")
 logging.info("a line of the program")
@@ -53,7 +60,8 @@ def logger():
     wandb.init(project="test", dir=".")
     return WandbMetricsLogger()
 
-model, callbacks = make(), [Monitor("run"), on_chief(logger), MlflowCallback()]
+skips = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: skip())
+model, callbacks = make(), [Monitor("run"), on_chief(logger), MlflowCallback(), skips]
 begun = time.perf_counter()
 history = model.fit(x, y, batch_size=32, epochs=3, validation_data=(x, y), callbacks=callbacks)
 wall = time.perf_counter() - begun
@@ -64,10 +72,14 @@ if dtrain.is_chief():
 
 class Slow(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
-        time.sleep(0.4 if dtrain.rank() == 1 else 0.002)
+        if dtrain.rank() == 1:
+            skip()
 
+stopped = real()
+time.perf_counter = lambda: stopped + skipped
 callbacks = [Monitor("slow"), Slow()]
 history = make().fit(x[:160], y[:160], batch_size=32, epochs=2, verbose=0, callbacks=callbacks)
+time.perf_counter = lambda: real() + skipped
 
 class Own(keras.Model):
     def __init__(self):
@@ -77,6 +89,7 @@ class Own(keras.Model):
     def call(self, x):
         return self.out(self.hidden(x))
     def train_step(self, data):
+        skip()  # while it is traced
         rows, wanted = data
         with tf.GradientTape() as tape:
             loss = keras.ops.mean(keras.ops.square(self(rows, training=True) - wanted))
@@ -116,8 +129,6 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=240,
-        check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:]
     return folder, done.stdout
@@ -133,8 +144,9 @@ def last_epoch(folder: Path) -> dict[str, Any]:
 
 def test_one_bar_a_job(job: tuple[Path, str]) -> None:
     bars = [line for line in job[1].splitlines() if "━" in line]
-    assert len(bars) == 3
-    assert all(re.match(r"\[worker 0\] 20/20 ━{20} .* examples/s", line) for line in bars), bars
+    assert all(line.startswith("[worker 0]") for line in bars), bars
+    # That of each epoch at its end; an epoch on a slow machine shows its progress before, too.
+    assert sum(bool(re.match(r"\[worker 0\] 20/20 ━{20} .* examples/s", line)) for line in bars) == 3, bars
 
 
 def test_tensorflows_start_is_not_shown(job: tuple[Path, str]) -> None:
@@ -178,31 +190,29 @@ def test_the_parts_of_an_own_step_add_up_and_tracing_it_is_the_start(job: tuple[
         for each in found["epochs"]:
             assert min(each["parts"].values()) >= 0.0, each
             assert sum(each["parts"].values()) == pytest.approx(each["seconds"], abs=1e-4)
-            assert "callbacks" not in [cause["cause"] for cause in each["causes"]], each
         assert 0.9 * found["wall"] < sum(found["parts"].values()) <= found["wall"]
         first, second = found["epochs"]
         assert first["parts"]["start"] == max(first["parts"].values()) and second["parts"]["start"] == 0.0
-        named = sum(first["callbacks"].values())
-        assert first["parts"]["callbacks"] < named + 0.25 * first["parts"]["start"]  # no tracing is in it
+        assert first["parts"]["start"] > SKIPPED > max(each["parts"]["callbacks"] for each in (first, second))
         assert 0 < first["steady"]["steps"] < 40 == second["steady"]["steps"]
 
 
 def test_the_time_of_a_step_is_that_of_steps_that_were_not_traced(job: tuple[Path, str]) -> None:
-    second = json.loads((job[0] / "own-0").read_text())["epochs"][1]
-    step = sum(second["parts"][part] for part in ("input", "compute", "communication")) / 40
+    first, second = (each["steady"] for each in json.loads((job[0] / "own-0").read_text())["epochs"])
     record = json.loads((job[0] / "own" / "run.json").read_text())
-    assert 0.5 * step < record["step_seconds"] <= 1.01 * step
+    assert max(first["seconds"], second["seconds"]) < SKIPPED
+    assert record["step_seconds"] == pytest.approx(second["seconds"] / second["steps"], rel=0.01)
     assert record["examples_per_second"] == pytest.approx(16 / record["step_seconds"], rel=0.01)
     run = read_run(job[0] / "own")
     shown = {figure.name: figure.value for figure in figures(run)}
     assert shown["time of a step"] == text.seconds(record["step_seconds"])
-    assert all(value < 10 * step for value in run.steps.values["step_seconds"] if value == value)
+    assert all(value < SKIPPED for value in run.steps.values["step_seconds"] if value == value)
 
 
 def test_a_slow_worker_is_named(job: tuple[Path, str]) -> None:
     (cause,) = [c for c in last_epoch(job[0] / "slow")["causes"] if c["cause"] == "slow_worker"]
     assert cause["task"] == "worker 1" and cause["text"].startswith("worker 1 (")
-    assert cause["text"].endswith("is in callbacks.") and 0.3 < cause["share"] <= 1.0
+    assert cause["text"].endswith("is in callbacks.") and 0.9 < cause["share"] <= 1.0
     said = [line for line in job[1].splitlines() if "worker 1 (" in line and "is slow" in line]
     assert len(said) == 1 and said[0].startswith("[worker 0]")
 

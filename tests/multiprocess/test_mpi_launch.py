@@ -21,11 +21,10 @@ from refusals import refused
 from restart_jobs import Ended, run
 
 pytestmark = needs_mpi
-LIMIT = 120.0
 
 # What a user's script does: it trains, and adds something up by itself.
 TRAIN = """
-import sys, time
+import signal, sys
 import keras
 import numpy as np
 import dtrain
@@ -45,7 +44,7 @@ print(dtrain.rank(), dtrain.world_size(), by_mpi, float(by_strategy), *(f"{each:
 if "fail" in sys.argv:
     if dtrain.rank() == 1:
         raise ValueError("on purpose")
-    time.sleep(100)
+    signal.pause()
 if "leave" in sys.argv:
     if dtrain.rank() == 1:
         sys.exit(3)
@@ -77,7 +76,7 @@ def test_by_hand_and_by_the_launcher_the_same_numbers(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(TRAIN)
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    start = functools.partial(subprocess.run, capture_output=True, text=True, timeout=LIMIT, env=env)
+    start = functools.partial(subprocess.run, capture_output=True, text=True, env=env)
     # Whoever fails does not wait for the others, who wait for it.
     hand = start(by_hand(2, sys.executable, str(program), "fail"))
     assert hand.returncode == 1 and "ValueError: on purpose" in hand.stderr, hand.stderr
@@ -101,7 +100,7 @@ def test_a_rank_that_leaves_is_missed_by_the_others(tmp_path: Path) -> None:
     program.write_text(TRAIN)
     command = by_hand(2, sys.executable, str(program), "leave")
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=env, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert ended.returncode != 0
     found = r"worker 1 (\(it )?ended its program"  # from the ranks' connections, or over MPI
     assert re.search(found, ended.stderr), ended.stderr[-3000:]
@@ -241,12 +240,11 @@ def test_a_rank_that_is_stopped_is_found(launch: Callable[..., Ended]) -> None:
         step(number, done=number)
         everyone.barrier()
     if attempt == 0 and index == 1:
-        time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGSTOP)
     everyone.barrier()
     """,
         max_restarts=1,
-        hang_timeout=1.0,
+        hang_timeout=5.0,
     )
     assert ended.status == 0, ended.err
     assert "worker 1 has made no progress for" in ended.err and "is stopped (SIGSTOP)" in ended.err

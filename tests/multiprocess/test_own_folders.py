@@ -9,8 +9,6 @@ import numpy as np
 
 import dtrain
 
-LIMIT = 200.0
-
 
 def train(root: Path) -> dict[str, Any]:
     """An undisturbed run, and one that is interrupted on both workers and begun again."""
@@ -52,7 +50,7 @@ def train(root: Path) -> dict[str, Any]:
 
 
 def test_each_keeps_a_whole_checkpoint(tmp_path: Path) -> None:
-    for found in dtrain.spawn(train, args=(tmp_path,), workers=2, timeout=LIMIT):
+    for found in dtrain.spawn(train, args=(tmp_path,), workers=2):
         assert found["interrupted"]
         assert found["left"] and all(name.startswith("share-0-of-1") for name in found["left"])
         (history, state), (expected, whole) = found["parts"], found["whole"]

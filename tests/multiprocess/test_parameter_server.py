@@ -13,7 +13,7 @@ from parameter_server_cases.registry import listed
 from parameter_server_cases.running import Finished, run_cases
 from refusals import refused
 
-LIMIT = 360.0
+LIMIT = 1200.0
 
 # The first test waits for all cases.
 pytestmark = pytest.mark.timeout(LIMIT + 60)

@@ -15,7 +15,6 @@ import pytest
 pytestmark = pytest.mark.long
 
 RUNNER = Path(cases.__file__)
-TIME_LIMIT = 200.0
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +33,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     ]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     environment.pop("TF_CONFIG", None)
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT, check=False
-    )
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return [json.loads((folder / f"report.{rank}").read_text(encoding="utf-8")) for rank in range(2)]
 

@@ -83,12 +83,11 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     environment.pop("TF_CONFIG", None)
     command = [sys.executable, "-m", "dtrain", "launch", "--workers", "2", str(script), str(out)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
     return [json.loads((out / f"report.{rank}").read_text(encoding="utf-8")) for rank in range(2)]
 
 
-@pytest.mark.timeout(220)
 def test_workers_that_divide_the_state_train_to_the_same_numbers(reports: list[dict[str, Any]]) -> None:
     for report in reports:
         assert report["same_bits"]
@@ -97,14 +96,12 @@ def test_workers_that_divide_the_state_train_to_the_same_numbers(reports: list[d
     assert reports[0]["weights"] == reports[1]["weights"]
 
 
-@pytest.mark.timeout(220)
 def test_each_worker_holds_a_part_of_the_state(reports: list[dict[str, Any]]) -> None:
     (whole, first), (_, second) = (report["bytes"] for report in reports)
     assert first + second == whole
     assert max(first, second) <= 0.6 * whole
 
 
-@pytest.mark.timeout(220)
 def test_what_workers_save_together_is_the_whole_state(reports: list[dict[str, Any]]) -> None:
     for report in reports:
         assert report["state_error"] < 1e-6
@@ -113,7 +110,6 @@ def test_what_workers_save_together_is_the_whole_state(reports: list[dict[str, A
         assert restored == pytest.approx(alone, rel=2e-4)
 
 
-@pytest.mark.timeout(220)
 def test_the_error_of_a_worker_that_saves_alone(reports: list[dict[str, Any]]) -> None:
     said = reports[0]["alone_saving"]
     assert said.startswith("PeerMissingError: A model whose optimizer state is divided over the workers must")

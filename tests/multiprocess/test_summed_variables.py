@@ -9,8 +9,6 @@ import pytest
 
 import dtrain
 
-LIMIT = 120.0
-
 
 def values(communication: str) -> list[Any]:
     """What a variable of each type is, made as [1, 2] and then written as [7, -7]; a loss and a metric."""
@@ -37,7 +35,7 @@ def values(communication: str) -> list[Any]:
 
 @pytest.mark.parametrize("communication", ["auto", "ring"])
 def test_a_sum_over_workers_is_whole(communication: str) -> None:
-    for found in dtrain.spawn(values, args=(communication,), workers=2, devices_per_worker=2, timeout=LIMIT):
+    for found in dtrain.spawn(values, args=(communication,), workers=2, devices_per_worker=2):
         *variables, metric, loss = found
         assert variables == [([1, 2], [7, -7])] * 3
         assert metric == pytest.approx((1 + 2 / 3 + 0) / 3)
@@ -74,8 +72,6 @@ def moving_means(distributed: bool) -> list[Any]:
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_moving_mean_is_one_devices(devices: int) -> None:
     expected = moving_means(False)
-    for found in dtrain.spawn(
-        moving_means, args=(True,), workers=2, devices_per_worker=devices, timeout=LIMIT
-    ):
+    for found in dtrain.spawn(moving_means, args=(True,), workers=2, devices_per_worker=devices):
         for one, two in zip(found, expected, strict=True):
             np.testing.assert_allclose(one, two, rtol=2e-4, atol=1e-6)

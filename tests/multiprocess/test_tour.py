@@ -25,7 +25,7 @@ def test_it_is_kept_without_output() -> None:
 def test_it_runs(tmp_path: Path) -> None:
     notebook = nbformat.read(TOUR, as_version=4)
     client = NotebookClient(
-        notebook, timeout=280, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook, timeout=None, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
     client.execute()  # a cell that fails raises
     printed = "".join(

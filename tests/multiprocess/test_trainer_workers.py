@@ -16,7 +16,6 @@ import dtrain
 
 pytestmark = pytest.mark.long
 
-LIMIT = 150.0
 ROWS = 45  # the last micro-batch has 5 rows, which is uneven over two workers
 
 
@@ -92,7 +91,7 @@ def job(root: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     root = tmp_path_factory.mktemp("trainer")
-    return root, dtrain.spawn(job, args=(root,), workers=2, timeout=LIMIT)
+    return root, dtrain.spawn(job, args=(root,), workers=2)
 
 
 Reports = tuple[Path, list[dict[str, Any]]]

@@ -41,6 +41,6 @@ def test_every_transport_is_tested_here() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_two_workers_over_a_transport(name: str, tmp_path: Path) -> None:
-    found = check_transport(tmp_path, name, 2, seconds=100, **(STARTS[name] or {}))
+    found = check_transport(tmp_path, name, 2, seconds=280, **(STARTS[name] or {}))
     assert (found["name"], found["reason"]) == (name, "it was asked for")
     assert LIBRARIES[name] in found["library"]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+from dtrain.keras_engine.asynchronous import block_sizes
 
 ROWS, BATCH, CLASSES = 330, 32, 3
 STEPS = -(-ROWS // BATCH)  # the last batch has 10 rows
@@ -55,6 +60,16 @@ def classifier(strategy: Any, optimizer: Any, **arguments: Any) -> Any:
             **arguments,
         )
     return model
+
+
+@contextlib.contextmanager
+def sizes_by_counts() -> Iterator[None]:
+    """Has the number of steps alone decide how large blocks are and when their loops are unrolled.
+
+    By default, both also depend on how long steps take.
+    """
+    with mock.patch.multiple(block_sizes, _FAST=1e6, _BLOCK_SECONDS=1e6, _MOST_BLOCK_SECONDS=1e6):
+        yield
 
 
 def iterations(model: Any) -> int:

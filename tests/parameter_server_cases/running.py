@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,27 +34,6 @@ class Finished:
         assert not report["error"], report["error"]
 
 
-@contextlib.contextmanager
-def launched(*arguments: str, **env: str) -> Iterator[subprocess.Popen[str]]:
-    """`dtrain launch` as a child; nothing of it is left at the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dtrain", "launch", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=TESTS,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", **env},
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=20)
-        process.kill()
-        process.wait()
-
-
 def run_cases(
     folder: Path,
     *,
@@ -66,17 +43,27 @@ def run_cases(
     options: tuple[str, ...] = (),
     **env: str,
 ) -> Finished:
-    """Runs cases to their end, or to the limit in seconds."""
+    """Runs cases to their end, or to the limit in seconds; nothing of them is left."""
     arguments = ["--workers", str(workers), "--ps", "2", "--max-restarts", str(max_restarts)]
     arguments += ["-m", "parameter_server_cases", str(folder), *options]
     finished = Finished(None, "")
-    with launched(*arguments, **env) as process:
-        try:
-            finished.output, _ = process.communicate(timeout=limit)
-            finished.status = process.returncode
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            finished.output, _ = process.communicate(timeout=20)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dtrain", "launch", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=TESTS,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", **env},
+    )
+    try:
+        finished.output, _ = process.communicate(timeout=limit)
+        finished.status = process.returncode
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        finished.output, _ = process.communicate()
+    finally:
+        process.kill()
+        process.wait()
     for file in folder.glob("*.json"):
         finished.reports[file.stem] = json.loads(file.read_text())
     return finished
