@@ -13,7 +13,7 @@ STAMP := $(VENV)/.setup-done
 # 2,300 modules again, and takes 5 s of a processor for the import instead of 2.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-contract test-faults test-engines test-soak same-bits test-matrix test-upstream bench docs pictures conformance dist count check clean
+.PHONY: setup demo test test-contract test-faults test-engines test-soak same-bits same-bits-record test-matrix test-upstream bench docs pictures conformance dist count check clean
 
 setup: $(STAMP)
 
@@ -53,6 +53,10 @@ test-soak: setup
 # This tree's numbers and those of another commit, to the last bit: make same-bits BASE=COMMIT; LONG=1 for all programs.
 same-bits: setup
 	$(BIN)/python -m tests.same_bits $(if $(BASE),--base $(BASE)) $(if $(LONG),--long)
+
+# The numbers of the commit in tests/same_bits/base, for the processor and the versions here: what same-bits compares with.
+same-bits-record: setup
+	$(BIN)/python -m tests.same_bits --record
 
 # What depends on the versions of TensorFlow and Keras, in each row of tests/rows: make test-matrix ROWS=tf218-k38
 # Half an hour for each row; PROGRAMS=4 runs every fourth program of the contract. It writes the table of docs/installation.md.
