@@ -22,7 +22,7 @@ ifdef SCHEMAS
 export DTRAIN_TEST_SCHEMAS := $(abspath $(SCHEMAS))
 endif
 
-.PHONY: setup demo test test-all test-contract test-faults test-engines test-soak same-bits test-matrix test-upstream bench docs pictures conformance dist count check clean
+.PHONY: setup demo test test-all test-contract test-faults test-engines test-soak test-stalled same-bits same-bits-record test-matrix test-upstream bench docs pictures conformance dist count check clean
 
 setup: $(STAMP)
 
@@ -69,9 +69,21 @@ test-engines: setup
 test-soak: setup
 	$(PART) 2 tests -m soak
 
+# Tests that start processes, frozen at random (0.8 s and 1.5 s), or with 15% of a core for one process of each test; up
+# to an hour a pass: make test-stalled SEEDS="6 7"
+SEEDS ?= 1 2 3 4 5
+test-stalled: setup
+	failed=0; for seconds in 0.8 1.5; do for seed in $(SEEDS); do \
+		$(BIN)/python -m tests.stalled freeze --seed $$seed --seconds $$seconds || failed=1; done; done; \
+	$(BIN)/python -m tests.stalled throttle --seed $(firstword $(SEEDS)) || failed=1; exit $$failed
+
 # This tree's numbers and those of another commit, to the last bit: make same-bits BASE=COMMIT; LONG=1 for all programs.
 same-bits: setup
 	$(BIN)/python -m tests.same_bits $(if $(BASE),--base $(BASE)) $(if $(LONG),--long)
+
+# The numbers of the commit in tests/same_bits/base, for the processor and the versions here: what same-bits compares with.
+same-bits-record: setup
+	$(BIN)/python -m tests.same_bits --record
 
 # What depends on the versions of TensorFlow and Keras, in each row of tests/rows: make test-matrix ROWS=tf218-k38
 # Half an hour for each row; PROGRAMS=4 runs every fourth program of the contract. It writes the table of docs/installation.md.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from tests.contract.harness import HELD_KINDS
 from tests.programs.registry import listed
@@ -11,6 +12,9 @@ from tests.programs.strategies import STRATEGIES
 
 SHORT_SHARE = 48
 """The short form takes one program of the contract in so many, each strategy others."""
+
+# A program of the second kind goes on with what the base's program of the first kind left.
+BEFORE, AFTER = "interrupted_", "resumed_"
 
 # With two replicas alone a sum has one order.
 _OF_THREE = ("three_devices", "three_workers")
@@ -52,6 +56,15 @@ class Comparison:
     def name(self) -> str:
         """The strategy, and the transport where one was asked for."""
         return self.strategy if self.communication is None else f"{self.strategy}-{self.communication}"
+
+    def case(self, program: str) -> str:
+        """The name of a case, "strategy/program"."""
+        return f"{self.name}/{program}"
+
+    def only(self, programs: Collection[str]) -> Comparison:
+        """Some of its programs. One that goes on with another one's checkpoint brings that one along."""
+        asked = {*programs, *(name.replace(AFTER, BEFORE, 1) for name in programs)}
+        return replace(self, programs=tuple(name for name in self.programs if name in asked))
 
 
 def comparisons(*, long: bool) -> list[Comparison]:
