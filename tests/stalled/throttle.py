@@ -17,7 +17,7 @@ from .processes import Process
 SHARE = 0.15
 _LOOK = 0.05  # seconds between two looks at what the limited processes have started
 _SEARCH = 5  # each so many looks, the processes of the tests are read, which costs more
-_SETTLED = 3.0  # seconds without a new process, after which one is chosen from those that there are
+_SETTLED = 0.5  # seconds without a new process, after which one is chosen from those that there are
 _FIRST = 5  # one of so many is chosen: a launcher, its guard and the tasks of a job
 
 

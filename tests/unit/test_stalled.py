@@ -259,9 +259,9 @@ def test_a_test_with_few_processes_gives_one_of_them() -> None:
     waiting = ProcessChoice(4)
     assert waiting.chosen([], 0.0) is None
     assert waiting.chosen([a_process(1)], 10.0) is None, "a second one may come"
-    assert waiting.chosen([a_process(1), a_process(2)], 12.0) is None
-    assert waiting.chosen([a_process(1), a_process(2)], 14.9) is None
-    assert waiting.chosen([a_process(1), a_process(2)], 15.1) == a_process(1)
+    assert waiting.chosen([a_process(1), a_process(2)], 10.3) is None
+    assert waiting.chosen([a_process(1), a_process(2)], 10.7) is None
+    assert waiting.chosen([a_process(1), a_process(2)], 10.9) == a_process(1)
     assert ProcessChoice(1).chosen([a_process(1), a_process(2)], 0.0) == a_process(2)
 
 
