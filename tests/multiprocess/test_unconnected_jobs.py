@@ -112,7 +112,6 @@ def test_tensorflows_own_parameter_servers(tmp_path: Path) -> None:
     assert "write `strategy = dtrain.ParameterServerStrategy()` instead" in done.stderr
 
 
-@pytest.mark.usefixtures("as_installed")  # the processes of a zygote have TensorFlow in their memory
 def test_a_job_that_is_no_training_gets_no_advice(tmp_path: Path) -> None:
     done = launch(tmp_path, "print('hello')\n", "--workers", "2")
     assert (done.returncode, done.stderr) == (0, "")

@@ -55,7 +55,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         nonlocal runs
         runs += 1
         options = {"capture_output": True, "text": True, **options}
-        return subprocess.run([sys.executable, *arguments], **options)
+        return subprocess.run([sys.executable, *_naming(arguments)], **options)
 
     yield run
     assert caller.started["fork"] >= before + runs, caller.started
@@ -69,16 +69,23 @@ def executed() -> Run:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(subprocess, "_fork_exec", caller.system_fork_exec)
             options = {"capture_output": True, "text": True, **options}
-            return subprocess.run([sys.executable, *arguments], **options)
+            return subprocess.run([sys.executable, *_naming(arguments)], **options)
 
     return run
+
+
+def _naming(arguments: list[str]) -> list[str]:
+    """The same program, which names TensorFlow: others are not forked."""
+    if arguments[0] != "-c":
+        return arguments
+    return ["-c", arguments[1] + "\n# tensorflow", *arguments[2:]]
 
 
 @pytest.mark.parametrize("kind", ["script", "-m", "-c", "-P script"])
 def test_a_program_sees_what_it_would_after_exec(
     kind: str, forked: Run, executed: Run, tmp_path: Path
 ) -> None:
-    (tmp_path / "seen.py").write_text(SEEN, encoding="utf-8")
+    (tmp_path / "seen.py").write_text(SEEN, encoding="utf-8")  # names TensorFlow
     start = {"script": ["seen.py"], "-m": ["-m", "seen"], "-c": ["-c", SEEN], "-P script": ["-P", "seen.py"]}
     env = {**os.environ, "ONE": "1", "PYTHONUNBUFFERED": "1"}
     options: dict[str, Any] = {"cwd": tmp_path, "env": env, "input": "some\nlines", "start_new_session": True}
@@ -111,7 +118,7 @@ def test_a_program_sees_what_it_would_after_exec(
 )
 def test_a_program_ends_as_after_exec(program: str, forked: Run, executed: Run, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
-    script.write_text(program, encoding="utf-8")
+    script.write_text(program + "\n# tensorflow", encoding="utf-8")
     found, expected = (run([str(script)]) for run in (forked, executed))
     assert (found.returncode, found.stdout) == (expected.returncode, expected.stdout)
     assert found.stderr == expected.stderr
@@ -119,7 +126,7 @@ def test_a_program_ends_as_after_exec(program: str, forked: Run, executed: Run, 
 
 def test_a_signal_finds_the_group_of_a_process_at_once(forked: Run) -> None:
     forked(["-c", ""])
-    waits = [sys.executable, "-c", "import signal; signal.pause()"]
+    waits = [sys.executable, "-c", "import signal; signal.pause()  # tensorflow"]
     for _ in range(5):
         process = subprocess.Popen(waits, start_new_session=True)
         assert os.getsid(process.pid) == process.pid
@@ -141,7 +148,7 @@ def test_ignored_and_blocked_signals_are_inherited(forked: Run, executed: Run) -
 
 def test_two_programs_at_once_with_descriptors_of_their_own(forked: Run) -> None:
     forked(["-c", ""])
-    echo = "import os, sys; n = int(sys.argv[1]); os.write(n, os.read(n + int(sys.argv[2]), 9))"
+    echo = "import os, sys; n = int(sys.argv[1]); os.write(n, os.read(n + int(sys.argv[2]), 9))  # keras"
     pairs = [(os.pipe(), os.pipe()) for _ in range(2)]
     running = []
     for (inner, _), (_, outer) in pairs:
@@ -192,13 +199,16 @@ def test_a_program_that_sets_a_variable_of_an_import_runs_in_a_new_interpreter(f
 
 
 @pytest.mark.parametrize(
-    "reason", ["other variables", "holds keras", "options of the interpreter", "as installed"]
+    "reason",
+    ["no TensorFlow", "other variables", "holds keras", "options of the interpreter", "as installed"],
 )
 def test_what_cannot_be_forked_is_executed(reason: str, tmp_path: Path) -> None:
     command, env = [sys.executable, "-c", "import keras"], dict(os.environ)
-    if reason == "other variables":
-        env["XLA_FLAGS"] = "--xla_dump_to=/nowhere"
+    if reason == "no TensorFlow":
         command[2] = ""
+    elif reason == "other variables":
+        env["XLA_FLAGS"] = "--xla_dump_to=/nowhere"
+        command[2] = "# keras"
     elif reason == "holds keras":
         (tmp_path / "keras.py").write_text("raise SystemExit(0)", encoding="utf-8")
         env["PYTHONPATH"] += os.pathsep + str(tmp_path)
@@ -206,7 +216,7 @@ def test_what_cannot_be_forked_is_executed(reason: str, tmp_path: Path) -> None:
         command[1:] = ["-S", "-c", ""]
     else:
         env["PYTHONPATH"] = ""
-        command[2] = ""
+        command[2] = "# keras"
     before = caller.started.copy()
     subprocess.run(command, env=env, check=True)
     (found,) = caller.started - before
@@ -221,8 +231,8 @@ from pathlib import Path
 import dtrain.launch.exec_child as bound
 from tests.zygote import caller
 caller.install()
-waits = [sys.executable, "-c", "import signal; signal.pause()"]
-inner = "import subprocess, sys; p = subprocess.Popen(sys.argv[1:]); print(p.pid, flush=True); p.wait()"
+waits = [sys.executable, "-c", "import signal; signal.pause()  # tensorflow"]
+inner = "import subprocess as s, sys; p = s.Popen(sys.argv[1:]); print(p.pid, flush=True); p.wait()  # keras"
 first = subprocess.Popen([sys.executable, "-I", "-S", bound.__file__, str(os.getpid()), *waits])
 second = subprocess.Popen([sys.executable, "-c", inner, *waits], stdout=subprocess.PIPE, text=True)
 assert caller.started["fork"] == 2, caller.started
@@ -262,6 +272,6 @@ from tests.zygote import caller
 (zygote,) = Path(f"/proc/self/task/{{os.getpid()}}/children").read_text().split()
 os.kill(int(zygote), signal.SIGKILL)
 os.waitpid(int(zygote), 0)
-print(subprocess.run([sys.executable, "-c", "print(5)"], capture_output=True, text=True).stdout)
+print(subprocess.run([sys.executable, "-c", "print(5)  # keras"], capture_output=True, text=True).stdout)
 """
     assert forked(["-c", program]).stdout == "5\n\n"

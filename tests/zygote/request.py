@@ -31,6 +31,7 @@ _READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "LC_", "LANG", "TZ", "HO
 # The zygote applies these to each process; TF_CONFIG is read later.
 _APPLIED = {"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "TF_CONFIG"}
 _SET_BY_TENSORFLOW = {"TPU_ML_PLATFORM", "TPU_ML_PLATFORM_VERSION"}
+_NAMES = re.compile(r"tensorflow|keras|strategy|spawn|cloudpickle", re.IGNORECASE)
 _LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 _INHERITED_STATUS = re.compile(
     r"^(?:Umask|Uid|Gid|Groups|Cap\w+|NoNewPrivs|Seccomp|Cpus_allowed|Mems_allowed):.*$", re.MULTILINE
@@ -150,11 +151,26 @@ def check_environment(env: Mapping[str, str], command: Sequence[str], cwd: str, 
     here, program = Path(cwd), program_of(command)[0]
     if program not in ("-m", "-c") and not (here / program).is_file():
         raise NotForZygote("no script")
+    if not _may_import_tensorflow(program_of(command), here):
+        raise NotForZygote("no TensorFlow")
     for folder in [here if program in ("-m", "-c") else (here / program).parent, *map(here.joinpath, path)]:
         if str(folder) != QUICK_START and folder.is_dir():
             shadows = held & {each.name.partition(".")[0] for each in folder.iterdir()}
             if shadows:
                 raise NotForZygote(f"{folder} holds {min(shadows)}")
+
+
+def _may_import_tensorflow(program: Sequence[str], here: Path) -> bool:
+    """Whether a program, or the script that it launches, names what needs TensorFlow; true without a script.
+
+    A process of a zygote has TensorFlow in its memory, which a launcher sees. Other programs gain nothing.
+    """
+    if program[0] == "-c":
+        texts = [program[1]]
+    else:
+        scripts = [here / each for each in program if each.endswith(".py") and (here / each).is_file()]
+        texts = [each.read_text(encoding="utf-8", errors="replace") for each in scripts]
+    return not texts or any(_NAMES.search(text) for text in texts)
 
 
 def _of_script(command: Sequence[str]) -> Sequence[str]:
