@@ -128,7 +128,7 @@ def ray_node(*, cpus: int, join: RayNode | None = None, host: Host | None = None
         left = node.processes()
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(5)  # for it to end by itself
+            process.wait(60)  # for it to end by itself
         for each in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()

@@ -119,7 +119,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 def listens(address: str) -> bool:
     """Whether a process accepts connections at `host:port`."""
     host, _, port = address.partition(":")
-    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=60):
         return True
     return False
 

@@ -89,7 +89,7 @@ class SlurmCluster:
     def wait_for(self, job: str, *states: str) -> str:
         """Waits until a job is in one of these states, which it returns."""
         while (found := self.state(job)) not in states:
-            time.sleep(0.3)  # each question starts processes
+            time.sleep(0.09)  # each question starts processes
         return found
 
     def logs(self) -> str:
@@ -174,6 +174,6 @@ def _start(
 
 def _idle(cluster: SlurmCluster) -> int:
     """How many hosts are ready."""
-    time.sleep(0.2)  # each question starts processes
+    time.sleep(0.09)  # each question starts processes
     said = cluster.run(["sinfo", "--noheader", "--partition=main", "--format=%T %D"]).stdout
     return sum(int(line.split()[1]) for line in said.splitlines() if line.split()[0] == "idle")

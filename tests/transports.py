@@ -69,7 +69,7 @@ def check_transport(
         for process in processes:
             process.terminate()
             try:
-                process.wait(10)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -195,7 +195,7 @@ class Job:
             for process in self.processes:
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(10)  # it removes what it keeps on disk
+                    process.wait(60)  # it removes what it keeps on disk
             for descriptor in self.kept_open:
                 os.close(descriptor)
             self.kept_open.clear()

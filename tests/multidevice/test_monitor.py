@@ -117,7 +117,8 @@ def test_the_parts_add_up_to_the_wall_time(strategy: str, tmp_path: Path, traini
     wall = training_time.now() - begun
     report = history.time_report
     assert [each["epoch"] for each in report] == [0, 1, 2]
-    assert 0.9 * wall < sum(each["seconds"] for each in report) <= wall  # the rest is before and after it
+    # wall clock: parts are less than the whole, whose rest is before and after them
+    assert 0.9 * wall < sum(each["seconds"] for each in report) <= wall
     for each in report:
         assert set(each["parts"]) == set(PARTS)
         assert sum(each["parts"].values()) == pytest.approx(each["seconds"], abs=1e-5)

@@ -98,7 +98,7 @@ class Pass:
             for process in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
-            time.sleep(_LOOK)
+            time.sleep(_LOOK)  # wall clock: between two looks
 
     def _command(self) -> list[str]:
         return [
@@ -158,7 +158,7 @@ class Pass:
             if now - told > _TELL:
                 told = now
                 print(f"{(now - begun) / 60:4.0f} min: {self.summary()}", flush=True)
-            time.sleep(_LOOK)
+            time.sleep(_LOOK)  # wall clock: between two looks
             self._read_results()
         self._read_results()
         if not self._disturbed:

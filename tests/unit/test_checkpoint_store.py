@@ -127,7 +127,7 @@ def test_saving_returns_at_once_and_lets_the_tensors_go(
 def test_a_checkpoint_counts_when_all_writers_have_written(tmp_path: Path, open_store: Any) -> None:
     first, second = (open_store(tmp_path, writer=each, writers=2) for each in (0, 1))
     first.save(5, tensors(0))
-    assert not first.wait(0.1)
+    assert not first.wait(0.1)  # wall clock: it would wait for ever
     assert first.busy and first.last_committed is None and steps(tmp_path) == []
     saved(second, 5, 1)
     assert first.wait()

@@ -26,12 +26,12 @@ from processes import wait_until
 BUSY = "while True: pass"
 # Prints the process id of its child.
 FORKS = """
-import os, sys, time
+import os, signal, sys
 child = os.fork()
 if child:
     print(child, flush=True)
-    time.sleep(1000) # the parent's end
-time.sleep(1000)
+    signal.pause() # the parent's end
+signal.pause()
 """
 FOR_EVER = 1e9
 
@@ -174,7 +174,7 @@ def test_one_after_another_is_frozen_until_the_end(start: Start) -> None:
 
 def test_the_processes_of_a_run_are_its_descendants_and_those_with_its_mark(start: Start) -> None:
     root = start(FORKS)
-    orphan = start(FORKS.replace("time.sleep(1000) #", "sys.exit() #"), **{MARK: "/a/run"})
+    orphan = start(FORKS.replace("signal.pause() #", "sys.exit() #"), **{MARK: "/a/run"})
     start(BUSY, **{MARK: "/a/run/of/others"})
     expected = [first_child(root), first_child(orphan)]
     orphan.wait()

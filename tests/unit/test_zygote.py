@@ -238,7 +238,7 @@ second = subprocess.Popen([sys.executable, "-c", inner, *waits], stdout=subproce
 assert caller.started["fork"] == 2, caller.started
 children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
 print(first.pid, second.pid, second.stdout.readline().strip(), *children, flush=True)
-time.sleep(1000)
+signal.pause()
 """
 
 

@@ -197,7 +197,6 @@ class LocalSpare:
     def become(self, command: TaskCommand) -> bool:
         """Send the spare the environment of its task; returns whether that worked."""
         order = json.dumps(task_hooks.changes(self._env, self._launcher.task_environment(command))).encode()
-        self._raise_priority()
         os.set_blocking(self._order, False)  # a stuck spare must not block the launcher
         try:
             sent = os.write(self._order, order) == len(order)
@@ -206,6 +205,7 @@ class LocalSpare:
         finally:
             self._close()
         if sent:
+            self._raise_priority()  # after the order: a spare that lowers it later sees the order then
             self.handle.become(command.task, self._launcher.session.console)
         return sent
 

@@ -14,10 +14,11 @@ import json
 import os
 import pkgutil
 import random
+import select
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from dtrain import task_hooks
 from dtrain.cluster import settings
@@ -41,10 +42,10 @@ def wait_for_order(path: str) -> None:
         return
     order, ready = pipes
     del os.environ["DTRAIN_SPARE"]
-    with os.fdopen(order, "rb") as pipe:
+    with os.fdopen(order, "rb", buffering=0) as pipe:  # so that an order which has come is still in the pipe
         found = json.loads(pipe.readline())  # the attributes of an ImportsNote
         with _dispensable():
-            with _unimportant():
+            with _unimportant(pipe):
                 imported = _import_all(found)
             os.close(ready)
             text = pipe.read()
@@ -151,16 +152,22 @@ def _dispensable() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _unimportant() -> Iterator[None]:
+def _unimportant(order: IO[bytes]) -> Iterator[None]:
     """Run at the lowest priority inside the `with` block, so that the tasks keep the processor.
 
-    The process's own priority is lowered only with the privilege to raise it again.
+    The process's own priority is lowered only with the privilege to raise it again. It is raised at once
+    if the order has come already: the launcher raises it once, right after it has sent the order.
+
+    Args:
+        order: the pipe of the order, of which nothing is buffered.
     """
     own = os.getpriority(os.PRIO_PROCESS, 0)
     as_it_was = priority.of_session(os.getpid())
     if _may_rise():
         os.setpriority(os.PRIO_PROCESS, 0, priority.LEAST)
     priority.set_of_session(os.getpid(), priority.LEAST)
+    if select.select([order], [], [], 0)[0]:
+        priority.restore(os.getpid(), own, as_it_was)
     try:
         yield
     finally:
