@@ -315,7 +315,7 @@ def faults_of(folder: Path, options: Options, backup: Any) -> Any:
             if options.settle and backup is not None:
                 backup.settle()
             if options.pause:
-                time.sleep(options.pause)
+                time.sleep(options.pause)  # wall clock: a kill of chaos comes at any time
             if options.hold and self.step > last - per_epoch:
                 wait_for_file(folder / "go", limit=math.inf if self.step == last else 2.0)
             for number, fault in enumerate(options.faults):

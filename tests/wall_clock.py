@@ -22,8 +22,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 OWN_TEST = ROOT / "tests" / "unit" / "test_wall_clock.py"
-EXEMPT = Path(__file__).with_name("wall_clock_exempt.txt")
-"""Files that are not held to these rules yet, one a line."""
 
 PAUSE = 0.1
 """From so many seconds on a sleep is a guess about another process; a shorter one is the pause of a loop."""
@@ -234,15 +232,10 @@ def main(arguments: Sequence[str]) -> int:
     files = [Path(name).resolve() for name in arguments] or sorted(
         {*(ROOT / "tests").rglob("*.py")} - {OWN_TEST}
     )
-    exempt = {*EXEMPT.read_text(encoding="utf-8").split()} if EXEMPT.exists() else set()
     count = 0
     for file in files:
         name = file.relative_to(ROOT).as_posix()
         found = findings(file.read_text(encoding="utf-8"))
-        if name in exempt and not arguments:
-            if not found:
-                print(f"{name}: {EXEMPT.name} need not name it any more")
-            continue
         for each in found:
             print(f"{name}:{each.line}: {each.text}")
         count += len(found)

@@ -51,7 +51,7 @@ def stop():
 def be_slow():
     """Until the launcher has named the slow worker."""
     if rank == rank_at_fault and not os.path.exists(named):
-        time.sleep(pause)
+        time.sleep(pause)  # wall clock: a slow worker is what is found
 
 
 def batches():

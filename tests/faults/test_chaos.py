@@ -55,7 +55,7 @@ def kill_at_random(kills: int, job: Job, training: Training, chance: random.Rand
         if chance.random() < AT_WORK:
             # The job may have come to its last step, where it waits: a kill lets it make steps again.
             wait_for(lambda made=made: stepped(training) > made, job)
-        time.sleep(chance.uniform(0.0, LONGEST))
+        time.sleep(chance.uniform(0.0, LONGEST))  # wall clock: chaos comes at any time
         while not (tasks := tasks_of(job, training)):
             assert not job.over, job.text
             time.sleep(0.02)

@@ -114,8 +114,9 @@ def test_a_cut_link_holds_data_back_until_it_is_healed(make_hosts: MakeHosts, tm
 def test_closed_ports_and_hosts_without_power(make_hosts: MakeHosts, tmp_path: Path) -> None:
     one, other = make_hosts()
     receiver = receive(other, tmp_path / "log")
-    # wall clock: a port that drops packets differs from an open one only in that nothing comes
-    connect = [sys.executable, "-c", "import socket; socket.create_connection(('host2', 7000), timeout=1)"]
+    # A port that drops packets differs from an open one only in that nothing comes.
+    dial = "import socket; socket.create_connection(('host2', 7000), timeout=1)  # wall clock: see the test"
+    connect = [sys.executable, "-c", dial]
     other.close_port(7000, "reject")
     assert "ConnectionRefusedError" in one.run(connect).stderr
     other.open_ports()

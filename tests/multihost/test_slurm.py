@@ -62,7 +62,8 @@ def disturb(batch, logs):
     if fault == "kill" and first and len(steps) == 17 and dtrain.rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "slow" and first:
-        time.sleep(4)  # 36 times: longer than the time limit, which Slurm has in whole minutes
+        # 36 times: longer than the time limit. # wall clock: Slurm has time limits in whole minutes
+        time.sleep(4)
 
 note = keras.callbacks.LambdaCallback(on_train_batch_end=disturb)
 model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[backup, note])

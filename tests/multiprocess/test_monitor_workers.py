@@ -170,7 +170,7 @@ def test_each_tracker_has_one_run(job: tuple[Path, str], monkeypatch: pytest.Mon
 def test_the_time_of_each_worker_is_known(job: tuple[Path, str]) -> None:
     for rank in range(2):
         wall, counted = map(float, (job[0] / f"wall-{rank}").read_text().split())
-        assert 0.9 * wall < counted <= wall
+        assert 0.9 * wall < counted <= wall  # wall clock: a part of a measured whole
     found = last_epoch(job[0] / "run")
     assert [each["task"] for each in found["workers"]] == ["worker 0", "worker 1"]
     assert found["parts"]["communication"] > 0.0
@@ -190,6 +190,7 @@ def test_the_parts_of_an_own_step_add_up_and_tracing_it_is_the_start(job: tuple[
         for each in found["epochs"]:
             assert min(each["parts"].values()) >= 0.0, each
             assert sum(each["parts"].values()) == pytest.approx(each["seconds"], abs=1e-4)
+        # wall clock: parts of a measured whole
         assert 0.9 * found["wall"] < sum(found["parts"].values()) <= found["wall"]
         first, second = found["epochs"]
         assert first["parts"]["start"] == max(first["parts"].values()) and second["parts"]["start"] == 0.0
@@ -200,7 +201,7 @@ def test_the_parts_of_an_own_step_add_up_and_tracing_it_is_the_start(job: tuple[
 def test_the_time_of_a_step_is_that_of_steps_that_were_not_traced(job: tuple[Path, str]) -> None:
     first, second = (each["steady"] for each in json.loads((job[0] / "own-0").read_text())["epochs"])
     record = json.loads((job[0] / "own" / "run.json").read_text())
-    assert max(first["seconds"], second["seconds"]) < SKIPPED
+    assert max(first["seconds"], second["seconds"]) < SKIPPED  # wall clock: the program has moved its clock
     assert record["step_seconds"] == pytest.approx(second["seconds"] / second["steps"], rel=0.01)
     assert record["examples_per_second"] == pytest.approx(16 / record["step_seconds"], rel=0.01)
     run = read_run(job[0] / "own")
