@@ -74,7 +74,7 @@ GROUPS = (
                 "docs/slurm.md",
             ),
             *("tests/engine_variables.py", "tests/fault_*.py", "tests/guide.py", "tests/hosts.py"),
-            *("tests/loopback_*.py", "tests/lost_nodes.py", "tests/mpi_jobs.py", "tests/processes.py"),
+            *("tests/loopback_*.py", "tests/mpi_jobs.py", "tests/processes.py"),
             *("tests/ray_nodes.py", "tests/refusals.py", "tests/restart_jobs.py", "tests/slurm_cluster.py"),
         ),
         tests=(

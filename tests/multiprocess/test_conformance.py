@@ -41,6 +41,7 @@ def test_three_programs_under_two_replicas(tmp_path: Path) -> None:
     assert "| `strings` | error | yes |" in (tmp_path / "conformance.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("as_installed")
 def test_a_program_that_takes_too_long_is_reported_and_ended(tmp_path: Path) -> None:
     limits = ("--time-limit", "0.05", "--programs", "arrays", "--strategies", "one_device", "--only", "stock")
     _, data, _ = conformance(tmp_path, *limits)

@@ -22,10 +22,9 @@ def test_one_that_does_not_come_up_is_left_out_and_taken_in_again(
         """
         assert os.environ["DTRAIN_WORKERS_MAX"] == "2"
         signal.signal(signal.SIGUSR1, lambda *_: sys.exit(channel.RUN_AGAIN))
-        if place == 0 and attempt < 2:
-            die()
         if attempt < 2:
-            hang()
+            wait_for(lambda: len(lives(attempt)) == 2)
+            die() if place == 0 else hang()
         channel.report_checkpoint(5, "/usr")
         step(5 + attempt)
         if workers == 1:

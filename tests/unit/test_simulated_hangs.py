@@ -103,6 +103,20 @@ def test_a_hang_that_ends_while_stacks_are_shown_is_ended_nevertheless() -> None
     assert job.starts("worker", 1)[0].signals == [(40.0, USR2), (41.0, KILL)]
 
 
+def test_a_task_that_ends_when_its_stacks_are_asked_for_is_not_to_blame() -> None:
+    def program(task: SimulatedTask) -> Steps:
+        task.on_signal[USR2] = lambda task: task.end(-USR2)
+        yield from task.trains(10.0)
+        if task.attempt == 0:
+            task.step(11, "callbacks" if task.index else "step", done=11)
+            yield FOR_EVER
+
+    job = SimulatedJob(program)
+    job.run()
+    assert (job.status, job.starts("worker", 0)[1].at) == (0, 40.0)
+    assert "worker 1 was stuck, and was killed at step 11. All are started again" in job.err
+
+
 def test_a_slow_worker_is_named_and_left_alone() -> None:
     def program(task: SimulatedTask) -> Steps:
         for step in range(1, 31):

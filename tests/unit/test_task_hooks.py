@@ -105,7 +105,7 @@ print(json.dumps([during, gc.isenabled(), [vars(loader).keys() <= {"name", "path
     ],
 )
 def test_a_task_imports_tensorflow_without_garbage_collection(
-    process: str, collector: str, collects: bool, enabled: bool
+    as_installed: None, process: str, collector: str, collects: bool, enabled: bool
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-c", COLLECTIONS, process, collector],

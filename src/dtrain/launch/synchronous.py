@@ -115,6 +115,8 @@ class SynchronousPolicy(AttemptPolicy):
             return GO_ON
         if code == RUN_AGAIN:
             return Decision("wait", after=SAVING_GRACE if self.spec.grace is None else self.spec.grace)
+        if self._stuck is not None:  # the others may end because of it, or of the signal that asks for stacks
+            return self._stuck_decision(self._stuck[0])
         if code == USAGE or not self.spec.restarts or (code > 0 and not self.record.stepped):
             return Decision("fail")
         return Decision("kill", after=_BLAME if self._lost_peer(task, code) else 0.0)
@@ -123,6 +125,9 @@ class SynchronousPolicy(AttemptPolicy):
         """Blame the second task, unless it failed because it lost a peer."""
         self._watchdog.on_exit(task)
         return Decision("kill", task=first if self._lost_peer(task, code) else task)
+
+    def _stuck_decision(self, task: Task) -> Decision:
+        return Decision("kill", task=task, reason="was stuck, and was killed")
 
     def on_delay_end(self, first: Task, decision: Decision) -> Decision:
         """Blame a stopped task; one that was stopped for a moment is running again."""
@@ -156,8 +161,7 @@ class SynchronousPolicy(AttemptPolicy):
         """Look for a hung or slow task, start a spare, end the attempt if an absent worker may return."""
         now = self._clock.now()
         if self._stuck is not None:
-            reason = "was stuck, and was killed"
-            return GO_ON if now < self._stuck[1] else Decision("kill", task=self._stuck[0], reason=reason)
+            return GO_ON if now < self._stuck[1] else self._stuck_decision(self._stuck[0])
         self._spares.maintain()
         decision = super().check()
         if decision is not GO_ON:
