@@ -7,6 +7,7 @@ Whatever waits, gives up or restarts after some seconds takes a `Clock` as an ar
 from __future__ import annotations
 
 import math
+import threading
 import time
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         """Returns after this many seconds."""
-        time.sleep(seconds)
+        threading.Event().wait(seconds)  # `time.sleep` fails under libfaketime
 
     def deadline(self, seconds: float | None) -> Deadline:
         """The time that is this many seconds from now; None sets no limit."""

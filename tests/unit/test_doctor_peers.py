@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from contract.harness import free_ports
+from dtrain.clock import REAL
 from dtrain.cluster.secret import Secret, job_secret
 from dtrain.diagnosis import checks, peer_checks
 from dtrain.diagnosis.check import CheckContext
-from dtrain.diagnosis.peer_probe import CLOCK, PeerProbe, PeerResult, SignedConnection
+from dtrain.diagnosis.peer_probe import PeerProbe, PeerResult, SignedConnection
 from dtrain.topology import Task, Topology, split_address
 from given_clock import GivenClock
 
@@ -68,7 +69,7 @@ def environment(
 @pytest.mark.parametrize("sent", [math.nan, math.inf, None])
 def test_a_peer_without_a_sound_clock_has_not_met(sent: Any) -> None:
     def serve(connection: socket.socket) -> None:
-        channel = SignedConnection(connection, SECRET, CLOCK.deadline(60.0), server=True)
+        channel = SignedConnection(connection, SECRET, REAL.deadline(60.0), server=True)
         assert channel.receive()["kind"] == "facts"
         channel.send(task="worker 1")
         assert channel.receive() == {"kind": "ping"}

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from dtrain.clock import Clock
-from dtrain.diagnosis.peer_probe import CLOCK, PeerResult
+from dtrain.clock import REAL, Clock
+from dtrain.diagnosis.peer_probe import PeerResult
 from dtrain.topology import Task, Topology
 
 Status = Literal["ok", "warn", "fail"]
@@ -55,7 +55,7 @@ class CheckContext:
     peers: dict[Task, PeerResult] = field(default_factory=dict)
     checkpoint_dir: Path | None = None
     checkpoint_problem: str = ""
-    clock: Clock = CLOCK
+    clock: Clock = REAL
 
     def reached(self) -> dict[str, PeerResult]:
         """The other tasks that this process has exchanged messages with, by name."""

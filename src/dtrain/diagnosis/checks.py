@@ -11,14 +11,14 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from dtrain.clock import Clock
+from dtrain.clock import REAL, Clock
 from dtrain.cluster.secret import job_secret
 from dtrain.cluster.sockets import bind_everywhere
 from dtrain.cluster.tf_config import TFConfig
 from dtrain.diagnosis import host_checks, peer_checks
 from dtrain.diagnosis.check import Check, CheckContext, CheckResult
 from dtrain.diagnosis.installation import versions
-from dtrain.diagnosis.peer_probe import CLOCK, PeerProbe, PeerResult, connected
+from dtrain.diagnosis.peer_probe import PeerProbe, PeerResult, connected
 from dtrain.errors import ConfigurationError, DtrainError
 from dtrain.topology import Task, split_address
 
@@ -44,7 +44,7 @@ _MEASURING = 1.0  # seconds for each peer by which measurements may delay the en
 
 
 def run_checks(
-    checkpoint_dir: Path | None, wait: float, *, clock: Clock = CLOCK
+    checkpoint_dir: Path | None, wait: float, *, clock: Clock = REAL
 ) -> Iterator[tuple[str, CheckResult]]:
     """Runs all checks.
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtrain.clock import Clock, Deadline
+from dtrain.clock import REAL, Clock, Deadline
 from dtrain.cluster.secret import Secret
 from dtrain.cluster.sockets import bind_everywhere
 from dtrain.topology import Task, Topology, split_address
@@ -33,17 +33,6 @@ _PINGS = 20
 _SMALL, _LARGE = 1 << 20, 32 << 20  # bytes sent to measure bandwidth
 _FAST = 0.05  # seconds; if the small message takes less, the large one is sent too
 _PAUSE = 0.2
-
-
-class _HostClock(Clock):
-    """The machine's clock, also under libfaketime, where `time.sleep` fails."""
-
-    def sleep(self, seconds: float) -> None:
-        threading.Event().wait(seconds)
-
-
-CLOCK = _HostClock()
-"""The clock of `dtrain doctor`."""
 
 
 class ProbeError(Exception):
@@ -167,7 +156,7 @@ class PeerProbe:
     """
 
     def __init__(
-        self, topology: Topology, secret: Secret, facts: dict[str, Any], *, clock: Clock = CLOCK
+        self, topology: Topology, secret: Secret, facts: dict[str, Any], *, clock: Clock = REAL
     ) -> None:
         self._topology, self._secret, self._clock = topology, secret, clock
         self._facts = facts | {"task": str(topology.task)}
