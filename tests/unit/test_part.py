@@ -70,10 +70,10 @@ def run_part(folder: Path, *words: str, **files: str) -> subprocess.CompletedPro
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text)
     command = [sys.executable, "-m", "tests.part", "a part", "-p", "no:cacheprovider", *words]
-    path = os.pathsep.join([str(ROOT), str(folder)])
-    return subprocess.run(
-        command, cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
-    )
+    # Without the variables of the pytest in which this test runs.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(folder)])
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
 
 
 def test_tests_that_fail_once_are_listed(tmp_path: Path) -> None:
