@@ -345,7 +345,8 @@ def test_a_launcher_whose_system_restarts_jobs_makes_one_attempt(
                 yield [Assignment(each.topology, NAMED) for each in assigned]
 
     monkeypatch.setitem(LAUNCHERS, "system", System)
-    ended = run(tmp_path, "die() if index else hang()\n", launcher="system", min_workers=1)
+    text = "wait_for(lambda: len(lives(attempt)) == 2)\ndie() if index else hang()\n"
+    ended = run(tmp_path, text, launcher="system", min_workers=1)
     assert ended.status == 128 + signal.SIGKILL
     assert ended.attempts() == [[0, 1]]
 
