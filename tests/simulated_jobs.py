@@ -36,7 +36,6 @@ from dtrain.task_messages import (
     ImportsNote,
     Message,
     Progress,
-    RemoveNote,
     RendezvousNote,
 )
 from dtrain.topology import Task
@@ -141,7 +140,6 @@ class SimulatedTask(TaskHandle):
         attempt, place, workers: as its environment has them.
         on_signal: what it does at a signal, by number: a function of the task, or None to ignore it. Without
             an entry a signal ends it, except SIGUSR2, which dumps stacks.
-        silent: whether it sends no more reports, as when one thread holds Python's lock for ever.
         heard_after: the seconds after its end until the launcher hears of it.
     """
 
@@ -150,10 +148,7 @@ class SimulatedTask(TaskHandle):
         self.job = job
         self.pid = pid
         self.on_signal: dict[int, Callable[[SimulatedTask], None] | None] = {}
-        self.silent = False
         self.heard_after = 0.0
-        self.libraries: tuple[str, ...] = ()
-        self.ports: tuple[int, ...] = ()
         self._stopped = False
         self._owed: list[Callable[[], None]] = []  # what is due when it is no longer stopped
         self._report: Progress | None = None
@@ -223,10 +218,6 @@ class SimulatedTask(TaskHandle):
         self.tail.append(exception)
         return 1
 
-    def removes(self, path: str) -> None:
-        """Marks a folder for removal at the job's end."""
-        self.send(RemoveNote(path))
-
     def imports(self, **variables: str) -> None:
         """Reports what it has imported, so that spares can import it."""
         assert self.task is not None
@@ -278,14 +269,6 @@ class SimulatedTask(TaskHandle):
         """Whether it is stopped."""
         return self._stopped and pid in (None, self.pid)
 
-    def uses(self, library: str) -> bool:
-        """Whether it has loaded a library."""
-        return library in self.libraries
-
-    def listens(self, ports: Any) -> bool:
-        """Whether it listens on one of these ports."""
-        return bool({*ports} & {*self.ports})
-
     def join_output(self, patience: float = 2.0) -> None:
         """Its output is complete."""
 
@@ -315,7 +298,7 @@ class SimulatedTask(TaskHandle):
     def _beat(self) -> None:
         if self.log.code is not None:
             return
-        if self._report is not None and not self._stopped and not self.silent:
+        if self._report is not None and not self._stopped:
             self.send(self._report)
         self.job.world.after(BEAT, self._beat)
 
@@ -449,11 +432,10 @@ class SimulatedJob:
         self.log: list[Started] = []
         self.handles: list[SimulatedTask] = []
         self.spares: list[Started] = []
-        self.errors, self.said_at = io.StringIO(), dict[str, float]()
+        self.errors = io.StringIO()
         spec = JobSpec(command=[sys.executable, "train.py"], **{"workers": 2, "spares": None, **options})
         session = Session(stdout=io.StringIO(), stderr=self.errors, clock=self.world.clock)
         session.events = self.world  # type: ignore[assignment]
-        self._note_times(session)
         self._launcher = _SimulatedLauncher(self, session, spec)
         kind = ParameterServerJob if spec.ps else SynchronousJob
         self._job = kind(spec, self._launcher)
@@ -506,12 +488,3 @@ class SimulatedJob:
     def starts(self, job: str, index: int) -> list[Started]:
         """The starts of one task."""
         return [started for started in self.log if started.task == Task(job, index)]
-
-    def _note_times(self, session: Session) -> None:
-        write = session.console.write_line
-
-        def noted(line: str, *, to: str = "stdout") -> None:
-            self.said_at.setdefault(line.removeprefix("[dtrain] "), self.now)
-            write(line, to=to)
-
-        session.console.write_line = noted  # type: ignore[method-assign]

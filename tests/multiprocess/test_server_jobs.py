@@ -18,9 +18,11 @@ import pytest
 from dtrain.errors import ConfigurationError
 from dtrain.launch import launch_local, parameter_servers
 from processes import alive
+from restart_jobs import WAIT_FOR
 
 # Every life of every task leaves a file `<job>-<index>-<attempt>-<pid>`, with its TF_CONFIG.
-PRELUDE = """
+PRELUDE = (
+    """
 import json, os, signal, sys, time
 from pathlib import Path
 from dtrain import channel
@@ -32,10 +34,9 @@ lives = lambda job, index=0: [p.name for p in folder.glob(f"{job}-{index}-*")]
 first = not lives(job, index)
 (folder / f"unfinished-{os.getpid()}").write_text(os.environ["DTRAIN_JOB"] + " " + text)
 (folder / f"unfinished-{os.getpid()}").rename(folder / f"{job}-{index}-{attempt}-{os.getpid()}")
-def wait_for(condition):
-    while not condition():
-        time.sleep(0.02)
 """
+    + WAIT_FOR
+)
 
 
 class Ended(NamedTuple):

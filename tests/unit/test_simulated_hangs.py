@@ -9,12 +9,12 @@ import signal
 
 import pytest
 
-from simulated_jobs import FOR_EVER, SimulatedJob, SimulatedTask, Steps
+from simulated_jobs import FOR_EVER, Program, SimulatedJob, SimulatedTask, Steps
 
 KILL, TERM, USR2 = signal.SIGKILL, signal.SIGTERM, signal.SIGUSR2
 
 
-def stuck_after(seconds: float, *, in_first_attempt: bool = True, each: float = 1.0) -> Steps:
+def stuck_after(seconds: float, *, each: float) -> Program:
     """A program in which worker 1 gets stuck in a callback while worker 0 waits for it in a step."""
 
     def program(task: SimulatedTask) -> Steps:

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from simulated_jobs import FOR_EVER, SimulatedJob, SimulatedTask, Started, Steps
+from simulated_jobs import FOR_EVER, SimulatedJob, SimulatedTask, Steps
 
 KILL, USR1 = signal.SIGKILL, signal.SIGUSR1
 
@@ -205,10 +205,7 @@ def test_spares_become_the_tasks_of_the_next_attempt() -> None:
     job = SimulatedJob(program, has_spares=True)
     job.run()
 
-    def warm(started: Started) -> bool:
-        return started.warm
-
-    assert [warm(each) for each in job.log] == [False, False, True, True, True, True]
+    assert [each.warm for each in job.log] == [False, False, True, True, True, True]
 
 
 def test_spares_that_die_are_replaced_until_three_have_died() -> None:
