@@ -31,6 +31,8 @@ _NOT_SOAK = ["-m", "not soak"]
 # Of pytest-timeout, for a test that has no limit of its own: disturbed processes take longer.
 _TEST_SECONDS = 900
 _OF_ALL_TESTS = "tests/zygote/"  # in the command of a process from which tests fork theirs
+# A limited process has another cgroup than its zygote, and so is not forked but executed: these tests are of forking.
+_NOT_LIMITED = "tests/unit/test_zygote.py"
 _LOOK = 0.5  # seconds between two looks at the results
 _TELL = 60.0  # seconds between two lines about the progress
 
@@ -122,7 +124,7 @@ class Pass:
         return {
             test: [each for each in descendants(pid, known) if _OF_ALL_TESTS not in each.command()]
             for pid, test in self._workers().items()
-            if pid in known
+            if pid in known and not test.startswith(_NOT_LIMITED)
         }
 
     def note(self, what: str, process: Process, test: str = "") -> None:
