@@ -51,12 +51,11 @@ def make_asynchronous_epochs(base: Any) -> Any:
             run = self.run
             return run is None or (run.function is not function and run.ahead == 0)
 
-        def go_on_with(self, run: EpochRun) -> None:
-            """Takes the next batches by a run, after that of another function, if there is one."""
+        def leave_run(self) -> None:
+            """Ends the run of another function, if there is one, before a run that takes the next batches."""
             if self.run is not None:
                 self.run.finish()
                 self._count_blocks(self.run)
-            self.run = run
 
         def rest(self) -> bool:
             """As `EpochRun.rest`; True before the first batch."""

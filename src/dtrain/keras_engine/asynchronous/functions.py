@@ -84,7 +84,8 @@ class AsynchronousFunction:
             return run.logs()
         with _counted_as_compute():
             if epochs.needs_run(self):
-                epochs.go_on_with(self._begin(iterator, epochs))
+                epochs.leave_run()
+                epochs.run = self._begin(iterator, epochs)
             return epochs.run.call(iterator)
 
     def note_ended(self, run: EpochRun) -> bool:
