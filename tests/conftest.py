@@ -125,7 +125,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--contract",
         choices=("full", *"0123456789"),
-        help="run every program of the contract under every strategy (full), or under the one that it has at "
+        help="run every program of the contract under every strategy (full), or under the two that it has at "
         "this place of the cycle; the number of commits decides by default",
     )
 

@@ -1,4 +1,4 @@
-"""Which strategy each program of the contract runs under in one commit; in ten commits in a row, under each.
+"""Which strategies each program of the contract runs under in one commit; in ten commits, under all.
 
 A program's name and the number of commits alone decide, so that a new program moves no other one. This module
 runs nothing.
@@ -15,21 +15,29 @@ from tests.programs.registry import Listed
 
 from .harness import LIMITS, ROOT
 
-# The engine treats a program in four ways: on one replica, on several in one process (with a copy of the
-# weights for each, or with one), on workers that exchange values, and on a chief with servers. Neighbours
-# differ in it. One replica has the fewest places: its step is Keras' own.
+# The ways in which the engine treats a program: Keras' own step on one replica, several replicas in a process
+# (with a copy of the weights for each, or with one), workers that exchange values, a chief with servers.
+GROUPS = (
+    ("one_device",),
+    ("mirrored", "central_storage"),
+    ("multi_worker",),
+    ("parameter_server",),
+)
+# In one commit a program runs under one of these; neighbours differ in their group.
 CYCLE = (
     "mirrored",
     "multi_worker",
-    "parameter_server",
     "central_storage",
-    "multi_worker",
+    "parameter_server",
     "mirrored",
-    "parameter_server",
-    "central_storage",
     "multi_worker",
-    "one_device",
+    "central_storage",
+    "parameter_server",
+    "mirrored",
+    "multi_worker",
 )
+# It also runs under the first of these that is of another group; one replica takes a third of others' time.
+BESIDE = ("one_device", "mirrored", "multi_worker")
 
 
 def lot(name: str) -> int:
@@ -37,10 +45,24 @@ def lot(name: str) -> int:
     return int(hashlib.md5(name.encode(), usedforsecurity=False).hexdigest(), 16)
 
 
-def strategy_of(entry: Listed, place: int) -> str:
-    """The strategy that a program runs under at a place of the cycle, of those that it can run under."""
-    possible = [s for s in CYCLE if entry.runs_under(s) and (s, entry.name) not in LIMITS]
-    return possible[(lot(entry.name) + place) % len(CYCLE) % len(possible)]
+def strategies_of(entry: Listed, place: int) -> tuple[str, ...]:
+    """The strategies that a program runs under at a place of the cycle, of those that it can run under.
+
+    They are two of different groups; one, if all that it can run under are of one group.
+    """
+
+    def possible(strategies: tuple[str, ...]) -> list[str]:
+        return [s for s in strategies if entry.runs_under(s) and (s, entry.name) not in LIMITS]
+
+    turns = possible(CYCLE) or possible(BESIDE)
+    chosen = turns[(lot(entry.name) + place) % len(CYCLE) % len(turns)]
+    beside = [s for s in possible(BESIDE) if group_of(s) != group_of(chosen)]
+    return (chosen, *beside[:1])
+
+
+def group_of(strategy: str) -> tuple[str, ...]:
+    """The group of a strategy."""
+    return next(group for group in GROUPS if strategy in group)
 
 
 @cache

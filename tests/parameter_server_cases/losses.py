@@ -44,8 +44,7 @@ def wait_until_back(worker: int, before: dict[str, Any]) -> None:
 
 def workers_with_blocks(function: Any) -> list[int | None]:
     """The worker of each block of a train or test function that is in flight; None where none has it yet."""
-    run = function._run
-    return [] if run is None else [block.worker for block in run.session.runner.in_flight]
+    return [block.worker for run in [*function._runs] for block in run.session.runner.in_flight]
 
 
 class AtBatch(keras.callbacks.Callback):

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FILES = ("counts", "numbers", "usage", "splits", "overlaps", "own_builds", "hooks")
+FILES = ("counts", "numbers", "changes", "usage", "splits", "overlaps", "own_builds", "hooks")
 WITH_ANY_WORKERS = ("overlaps", "own_builds")  # these run with one worker, too
 # These take long for what they hold; they run with the long tests.
 SLOW = (
+    "callbacks_train_as_on_one_device",
     "splits_by_every_partitioner",
     "optimizers_of_every_kind_count_exactly",
     "splits_under_other_optimizers",

@@ -160,6 +160,22 @@ def _(env: Env) -> Values:
     return {"seen": np.asarray(seen), "outputs": np.concatenate(outputs)}
 
 
+@program("callback_resets_metrics_and_evaluates")
+def _(env: Env) -> Values:
+    x, y = regression(44)
+    seen: list[float] = []
+
+    class Watch(C.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen.extend(float(logs[name]) for name in ("loss", "mae"))
+            if batch == 1:
+                seen.append(float(self.model.evaluate(x, y, batch_size=16, verbose=0)[0]))
+            else:
+                self.model.reset_metrics()
+
+    return fitted(env, [Watch()]) | {"seen": np.asarray(seen)}
+
+
 @program("rate_carried_over_between_fits")
 def _(env: Env) -> Values:
     x, y = regression(44)

@@ -316,7 +316,7 @@ class BackupSession:
 
     def _at_rest(self) -> bool:
         """Whether no step is in progress; if parameter-server workers are ahead, the save is tried later."""
-        return not self._asynchronous or bool(self._model.train_function.rest())
+        return not self._asynchronous or bool(self._iterator.rest())
 
     def _report(self) -> None:
         """Logs the results of writing checkpoints, and warns once if the disk is too slow."""

@@ -144,6 +144,7 @@ class Loop:
         local: what each replica of a `fit` holds by itself.
         epoch_resumed: whether the running epoch of a `fit` began in another process, and its metrics were
             restored.
+        blocks: what the workers have done in the running epoch, under parameter servers; complete at its end.
     """
 
     kind: str = ""
@@ -155,6 +156,7 @@ class Loop:
     training_is_read: bool = False
     local: LocalState = field(default_factory=LocalState)
     epoch_resumed: bool = False
+    blocks: Any = None
 
     @property
     def function(self) -> Any:

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from dtrain.errors import DataError
 from dtrain.keras_engine.asynchronous.batches import PassRows
-from dtrain.keras_engine.asynchronous.functions import AsynchronousFunction
+from dtrain.keras_engine.asynchronous.functions import AsynchronousFunction, EpochRun
+from dtrain.keras_engine.asynchronous.program import BlockTotals
 from dtrain.keras_engine.feed.arrays import ArraySource
 
 
@@ -24,12 +25,12 @@ def make_asynchronous_epochs(base: Any) -> Any:
         """An epoch iterator that waits for the submitted blocks at the end of each epoch.
 
         Attributes:
-            function: the train or test function that has taken batches in this epoch; None before the first.
+            run: the run of the train or test function that takes this epoch's batches; None before the first.
             every_batch: whether a callback needs the results of every call.
-            total: how many batches the epoch has from the batch at which it begins; None if unknown.
+            total: how many batches the epoch has from the running call on; None if unknown.
         """
 
-        function: AsynchronousFunction | None = None
+        run: EpochRun | None = None
 
         def _divided(self, dataset: tf.data.Dataset) -> Any:
             source = self._source
@@ -43,25 +44,44 @@ def make_asynchronous_epochs(base: Any) -> Any:
         @property
         def total(self) -> int | None:
             found: int | None = self.steps_per_epoch or self._num_batches
-            return None if found is None else found - self._first
+            return None if found is None else found - self._done + self.steps_per_execution
+
+        def needs_run(self, function: AsynchronousFunction) -> bool:
+            """Whether a function must begin a run: the epoch has none, or that of a function before it."""
+            run = self.run
+            return run is None or (run.function is not function and run.ahead == 0)
+
+        def leave_run(self) -> None:
+            """Ends the run of another function, if there is one, before a run that takes the next batches."""
+            if self.run is not None:
+                self.run.finish()
+                self._count_blocks(self.run)
+
+        def rest(self) -> bool:
+            """As `EpochRun.rest`; True before the first batch."""
+            return self.run is None or self.run.rest()
 
         @contextlib.contextmanager
         def catch_stop_iteration(self) -> Iterator[None]:
-            self.function = None
+            self.run, self._loop.blocks = None, BlockTotals()
             try:
                 with super().catch_stop_iteration():
                     yield
             except BaseException:
-                if self.function is not None:
-                    self.function.abandon()
+                if self.run is not None:
+                    self.run.abandon()
                 raise
 
         def _at_rest(self) -> bool:
-            return self.function is None or self.function.between_blocks
+            return self.run is None or self.run.ahead == 0
 
         def _await_steps(self) -> None:
-            if self.function is not None:
-                self.function.end()
+            if self.run is not None:
+                self.run.end()
+                self._count_blocks(self.run)
+
+        def _count_blocks(self, run: EpochRun) -> None:
+            self._loop.blocks = self._loop.blocks.plus(run.totals)
 
     return AsynchronousEpochs
 

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.errors import DataError
+from dtrain.keras_engine.loop import current_loop
 from dtrain.log import logger
 
 
@@ -25,7 +26,7 @@ class StalenessReport(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds both numbers to `logs` in place: Keras passes the same dictionary to all callbacks."""
-        totals = self.model.train_function.last
+        totals = current_loop().blocks
         if logs is not None:
             logs["staleness"] = totals.mean_staleness
             logs["staleness_max"] = totals.most

@@ -1,13 +1,15 @@
 """The functions that `fit`, `evaluate` and `predict` call for each step under parameter servers.
 
 The signature is Keras': `function(iterator) -> logs`. A call takes batches and returns the newest logs
-without waiting for those batches; `end` waits for all batches of the epoch. The session forms the blocks.
+without waiting for those batches. An epoch's run belongs to its epoch iterator, so a callback may begin
+another run of the same function. The session forms the blocks.
 """
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,9 +38,6 @@ class AsynchronousFunction:
     Args:
         model: a Keras model under a parameter-server strategy.
         kind: "train" or "test".
-
-    Attributes:
-        last: what the blocks of the last finished epoch took and did.
     """
 
     def __init__(self, model: Any, kind: str) -> None:
@@ -50,21 +49,14 @@ class AsynchronousFunction:
                 "weights, which XLA cannot compile. It runs without XLA."
             )
         self._pace = Pace()
-        self._run: _WorkersRun | None = None
+        self._runs: list[EpochRun] = []  # those that have begun and not ended
         self._readers: dict[str, BlockReader | None] = {}
         self._finished = BlockTotals()
-        self.last = BlockTotals()
 
     @property
     def totals(self) -> BlockTotals:
-        """What all finished blocks took and did, including those of the running epoch."""
-        run = self._run
-        return self._finished if run is None else self._finished.plus(run.session.runner.totals)
-
-    @property
-    def between_blocks(self) -> bool:
-        """Whether Keras has made the calls for all batches that were read."""
-        return self._run is None or self._run.ahead == 0
+        """What all finished blocks took and did, including those of running epochs."""
+        return functools.reduce(BlockTotals.plus, (run.totals for run in self._runs), self._finished)
 
     @property
     def turns(self) -> set[int]:
@@ -82,82 +74,76 @@ class AsynchronousFunction:
         epochs = getattr(iterator, "epochs", None)
         if epochs is None:
             # train_on_batch and test_on_batch: the step is done when the call returns.
-            kind = _EagerRun if self._model.run_eagerly else _WorkersRun
-            run = kind(self._program.step, self._new_session())
-            run.take(iterator)
-            run.session.finish()
-            self._finished = self._finished.plus(run.session.runner.totals)
+            run = self._begun(_EagerRun if self._model.run_eagerly else EpochRun, self._new_session())
+            try:
+                run.take(iterator)
+                run.finish()
+            except BaseException:
+                run.abandon()
+                raise
             return run.logs()
-        if epochs.function is None:
-            epochs.function = self
-            self._run = self._begin(iterator, epochs)
-        if self._run is None:
-            raise RuntimeError("an epoch goes on after its end")
         with _counted_as_compute():
-            return self._run.call(iterator)
+            if epochs.needs_run(self):
+                epochs.leave_run()
+                epochs.run = self._begin(iterator, epochs)
+            return epochs.run.call(iterator)
 
-    def end(self) -> None:
-        """Ends the epoch: waits for its blocks, and updates the returned logs to cover the whole epoch."""
-        run, self._run = self._run, None
-        if run is not None:
-            with _counted_as_compute():
-                run.session.finish()
-                self.last = run.session.runner.totals
-                self._finished = self._finished.plus(run.count_waiting())
-                run.renew_logs()
+    def note_ended(self, run: EpochRun) -> bool:
+        """Counts the blocks of a run that has ended; returns whether it was running."""
+        if run not in self._runs:
+            return False
+        self._runs.remove(run)
+        self._finished = self._finished.plus(run.totals)
+        return True
 
-    def rest(self) -> bool:
-        """Whether the model's state is exactly that after the calls so far, with no step in progress.
-
-        Waits for running blocks first. Returns False if workers have batches for which Keras has not made a
-        call yet, or if an update has accumulated only some of its micro-batches.
-        """
-        return self._run is None or (self._run.ahead == 0 and self._run.session.rest())
-
-    def abandon(self) -> None:
-        """Ends the epoch after an error, and drops the blocks that are not done."""
-        run, self._run = self._run, None
-        if run is not None:
-            run.session.runner.abandon()
-            self._finished = self._finished.plus(run.count_waiting())
-
-    def _begin(self, iterator: Any, epochs: Any) -> _WorkersRun:
+    def _begin(self, iterator: Any, epochs: Any) -> EpochRun:
         """Begins an epoch, and decides how its batches are taken."""
         watched = epochs.every_batch
         session = self._new_session(self._model.steps_per_execution if watched else None, epochs.total)
         if self._model.run_eagerly or watched:
-            kind = _EagerRun if self._model.run_eagerly else _WorkersRun
-            seconds = 0.0 if watched else _LOGS_SECONDS
-            return kind(self._program.step, session, logs_seconds=seconds)
+            kind = _EagerRun if self._model.run_eagerly else EpochRun
+            return self._begun(kind, session, logs_seconds=0.0 if watched else _LOGS_SECONDS)
         spec, key = iterator.element_spec, str(iterator.element_spec)
         if key not in self._readers:
             self._readers[key] = BlockReader(spec) if BlockReader.reads(spec) else None
         reader = self._readers[key]
         if reader is None:
-            return _WorkersRun(self._program.step, session)
-        return _ReadAheadRun(self._program.step, session, reader)
+            return self._begun(EpochRun, session)
+        return self._begun(functools.partial(_ReadAheadRun, reader), session)
+
+    def _begun(self, kind: Callable[..., EpochRun], session: BlockSession, **options: Any) -> EpochRun:
+        run = kind(self, self._program.step, session, **options)
+        self._runs.append(run)
+        return run
 
     def _new_session(self, steps_a_call: int | None = None, total: int | None = None) -> BlockSession:
         strategy = self._model.distribute_strategy
         return BlockSession(self._program, strategy, self._pace, steps_a_call=steps_a_call, total=total)
 
 
-class _WorkersRun:
+class EpochRun:
     """One epoch of a train or test function, or one call of `train_on_batch`: takes batches one by one.
 
     Args:
+        function: the train or test function.
         step: the model's step.
         session: groups the batches into blocks.
         logs_seconds: how long the logs may be left as they are.
 
     Attributes:
-        session: as given.
+        function, session: as given.
         ahead: batches that were read for workers, and for which Keras has not made a call yet.
     """
 
     def __init__(
-        self, step: ModelStep, session: BlockSession, *, logs_seconds: float = _LOGS_SECONDS
+        self,
+        function: AsynchronousFunction,
+        step: ModelStep,
+        session: BlockSession,
+        *,
+        logs_seconds: float = _LOGS_SECONDS,
     ) -> None:
+        self.function = function
         self.session = session
         self.ahead = 0
         self._step = step
@@ -165,6 +151,11 @@ class _WorkersRun:
         self._logs_at = 0.0
         self._logs_seconds = logs_seconds
         self._counted = clock.seconds()  # the seconds by part when the epoch began
+
+    @property
+    def totals(self) -> BlockTotals:
+        """What the finished blocks of this run took and did."""
+        return self.session.runner.totals
 
     def call(self, iterator: Any) -> Any:
         """Takes the batches of one call; returns the newest logs. Raises as `take` does."""
@@ -198,9 +189,35 @@ class _WorkersRun:
     def logs(self) -> Any:
         """The newest results: the metrics', or what a step of the user's own returned last."""
         runner = self.session.runner
-        runner.store()
+        runner.assign()
         results = self._step.model.get_metrics_result() if self._step.stock else runner.outputs
         return {} if results is None else keras.tree.map_structure(_number, results)
+
+    def end(self) -> None:
+        """Ends the epoch: waits for its blocks, and updates the returned logs to cover the whole epoch."""
+        with _counted_as_compute():
+            self.finish()
+            self.renew_logs()
+
+    def finish(self) -> None:
+        """Waits until all steps are done; this run takes no more."""
+        self.session.finish()
+        self.function.note_ended(self)
+        self._count_waiting()
+
+    def abandon(self) -> None:
+        """Ends the epoch after an error, and drops the blocks that are not done."""
+        self.session.runner.abandon()
+        if self.function.note_ended(self):
+            self._count_waiting()
+
+    def rest(self) -> bool:
+        """Whether the model's state is exactly that after the calls so far, with no step in progress.
+
+        Waits for running blocks first. Returns False if workers have batches for which Keras has not made a
+        call yet, or if an update has accumulated only some of its micro-batches.
+        """
+        return self.ahead == 0 and self.session.rest()
 
     def renew_logs(self) -> None:
         """Updates the logs in place, because Keras keeps the dictionary that the last call returned."""
@@ -211,14 +228,13 @@ class _WorkersRun:
         else:
             self._logs = found
 
-    def count_waiting(self) -> BlockTotals:
-        """Counts the waiting for servers as communication; returns the totals of the epoch's blocks."""
-        totals = self.session.runner.totals
+    def _count_waiting(self) -> None:
+        """Counts the waiting for servers as communication."""
+        totals = self.totals
         if totals.seconds > 0:
             spent = clock.seconds()["compute"] - self._counted["compute"]
             exchanged = spent * totals.exchange / totals.seconds
             clock.move("compute", "communication", exchanged, since=self._counted)
-        return totals
 
     def _add(self, batch: Any, spec: Any) -> None:
         self.session.add(batch, spec)
@@ -245,15 +261,15 @@ class _WorkersRun:
             upstream_keras.iterations_of(optimizer).assign_add(1)
 
 
-class _ReadAheadRun(_WorkersRun):
+class _ReadAheadRun(EpochRun):
     """Takes the batches of a whole block at once; the following calls count batches of this block."""
 
-    def __init__(self, step: ModelStep, session: BlockSession, reader: BlockReader) -> None:
-        super().__init__(step, session)
+    def __init__(self, reader: BlockReader, *given: Any) -> None:
+        super().__init__(*given)
         self._reader = reader
 
     def take(self, iterator: Any) -> None:
-        """As `_WorkersRun.take`."""
+        """As `EpochRun.take`."""
         for step in range(self._step.model.steps_per_execution):
             if self.ahead == 0:
                 self.ahead = self.session.read(iterator.iterator, self._reader)
@@ -266,7 +282,7 @@ class _ReadAheadRun(_WorkersRun):
             self.ahead -= 1
 
 
-class _EagerRun(_WorkersRun):
+class _EagerRun(EpochRun):
     """Runs the steps on the chief, with the servers' variables: `run_eagerly=True` is for debugging."""
 
     _results: Any = {}

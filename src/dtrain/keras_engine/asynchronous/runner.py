@@ -1,7 +1,7 @@
-"""Runs blocks on the workers, and merges their results on the chief.
+"""Runs blocks on the workers, and takes their results on the chief.
 
 TensorFlow's `ClusterCoordinator` chooses the worker for each block, and runs a block again on another worker
-if its worker dies. What is in a block is not decided here.
+if its worker dies. What is in a block, and how results are merged, is not decided here.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 from dtrain.clock import REAL, Clock
 from dtrain.keras_engine.asynchronous.batches import BlockData
 from dtrain.keras_engine.asynchronous.block_sizes import Pace
-from dtrain.keras_engine.asynchronous.program import BlockFunction, BlockResult, BlockTotals
+from dtrain.keras_engine.asynchronous.held import HeldVariables
+from dtrain.keras_engine.asynchronous.program import CHIEF, BlockFunction, BlockResult, BlockTotals
 from dtrain.upstream import processes
-from dtrain.upstream.tensorflow import underlying
 
 _CHECK_INTERVAL = 0.5  # seconds between two checks whether the coordinator has lost a server
 _SHORT_INTERVAL = 0.001
@@ -58,10 +58,8 @@ class BlockRunner:
         self._changed = threading.Condition()
         self._in_flight: dict[int, InFlightBlock] = {}
         self._blocks = 0
-        self._variables: list[Any] = []
-        self._held: list[np.ndarray] = []  # the variables' values, with the changes of all finished blocks
-        self._version = 0
-        self._stored = 0
+        self._done = 0  # finished blocks
+        self._held = HeldVariables([], CHIEF)
         self._outputs: tuple[int, Any] = (-1, None)
         self._error: BaseException | None = None
         self._ended = False
@@ -70,15 +68,16 @@ class BlockRunner:
         self.totals = BlockTotals()
 
     def begin(self, variables: list[Any]) -> None:
-        """Starts the session: waits for blocks of an abandoned session, and copies the variables' values.
+        """Starts the session: waits for the blocks of an abandoned session, or of one that is interrupted.
+
+        A callback of `fit` interrupts the session of `fit` by calling `evaluate` or `train_on_batch`.
 
         Args:
             variables: the variables that the chief holds.
         """
-        while not self._coordinator.done():  # blocks of an abandoned session
+        while not self._coordinator.done():
             self.clock.sleep(_SHORT_INTERVAL)
-        self._variables = variables
-        self._held = [np.asarray(underlying(v).numpy()) for v in variables]
+        self._held = HeldVariables(variables, CHIEF)
 
     def submit(self, traced: BlockFunction, pending: int, data: BlockData) -> None:
         """Submits a block; returns at once.
@@ -101,17 +100,17 @@ class BlockRunner:
             Exception: what a step raised, or the loss of a server; the session is then abandoned.
         """
         try:
-            while not self._done(most):
+            while not self._wait_once(most):
                 self._coordinator.done()  # raises where a server is lost
         except BaseException:
             self.abandon()
             raise
 
     def end(self) -> None:
-        """Ends the session after its last block, and stores the results."""
+        """Ends the session after its last block, and assigns its results."""
         with self._changed:
             self._ended = True
-        self.store()
+        self.assign()
 
     def abandon(self) -> None:
         """Ends the session at once because of an error, and drops the blocks that no worker has started.
@@ -124,14 +123,13 @@ class BlockRunner:
                 del self._in_flight[number]
             self._changed.wait_for(lambda: not self._in_flight, _END_SECONDS)
 
-    def store(self) -> None:
-        """Assigns the merged results of all finished blocks to the variables that the chief holds."""
+    def assign(self) -> None:
+        """Assigns the results of all finished blocks to the variables that the chief holds.
+
+        No other method does, so the variables do not change during a callback.
+        """
         with self._changed:
-            if self._stored == self._version:
-                return
-            values, self._stored = list(self._held), self._version
-        for variable, value in zip(self._variables, values, strict=True):
-            underlying(variable).assign(value)
+            self._held.assign()
 
     @property
     def outputs(self) -> Any:
@@ -149,7 +147,7 @@ class BlockRunner:
     def progress(self) -> int:
         """A number that grows with every block that is submitted or done."""
         with self._changed:
-            return self._blocks + self._version
+            return self._blocks + self._done
 
     @property
     def over(self) -> bool:
@@ -169,7 +167,7 @@ class BlockRunner:
             if self._ended:
                 self._remove(number)
                 return
-            held, version = self._held, self._version
+            held = self._held.values()
             begun = self.clock.now()
             self._in_flight[number] = InFlightBlock(begun, worker, data.count)
         try:
@@ -186,7 +184,7 @@ class BlockRunner:
             return
         with self._changed:
             if not self._ended:
-                self._merge(number, result, held, fresh=version == self._version)
+                self._take(number, result, held)
                 self._pace.note(traced, worker, self.clock.now() - begun, data.count)
             self._remove(number)
 
@@ -194,19 +192,14 @@ class BlockRunner:
         self._in_flight.pop(number, None)
         self._changed.notify_all()
 
-    def _merge(self, number: int, result: BlockResult, given: list[np.ndarray], *, fresh: bool) -> None:
-        self._version += 1
-        if fresh:
-            self._held = result.held
-        else:
-            self._held = [
-                _added(now, then, new) for now, then, new in zip(self._held, given, result.held, strict=True)
-            ]
+    def _take(self, number: int, result: BlockResult, given: list[np.ndarray]) -> None:
+        self._done += 1
+        self._held.add(given, result.held)
         self.totals = self.totals.plus(result.totals)
         if number > self._outputs[0]:
             self._outputs = (number, result.outputs)
 
-    def _done(self, most: int) -> bool:
+    def _wait_once(self, most: int) -> bool:
         """Waits for one interval at most; returns whether at most `most` blocks are in flight."""
         with self._changed:
             done = self._changed.wait_for(
@@ -215,19 +208,3 @@ class BlockRunner:
             if self._error is not None:
                 raise self._error
             return done
-
-
-def _added(now: np.ndarray, then: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Merges two changes of one value.
-
-    Args:
-        now: the value with the other blocks' changes.
-        then: the value from which the block started.
-        new: the value that the block returned.
-
-    Returns:
-        `now` plus the block's change; `new` for values that are no numbers.
-    """
-    if now.dtype == bool or now.dtype.kind in "OSU":
-        return new
-    return np.asarray(now + (new - then), now.dtype)

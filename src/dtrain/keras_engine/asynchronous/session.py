@@ -40,11 +40,9 @@ class BlockSession:
         layout = strategy.dtrain_layout
         self._program = program
         self._watched = steps_a_call is not None
-        self._workers = layout.workers
         self._left = total
         self._sizes = BlockSizes(program, layout, pace, steps_a_call)
         self._buffer = BlockBuffer()
-        self._pending = 0  # micro-batches accumulated on the servers since the last update
         self._round = 0
         self._begun = False
         self.runner = BlockRunner(strategy.dtrain_coordinator(), workers=layout.workers, pace=pace)
@@ -99,11 +97,11 @@ class BlockSession:
         """Called after each call of the train or test function.
 
         If callbacks need the results of every call, it submits the batches of this call, and waits until
-        fewer blocks are in flight than there are workers.
+        another block may run. So if blocks run one after another, none runs during the callbacks.
         """
         if self._watched:
             self.flush()
-            self.runner.wait(self._workers - 1)
+            self.runner.wait(self._sizes.in_flight - 1)
 
     def finish(self) -> None:
         """Submits the remaining batches, and waits until all blocks are done."""
@@ -112,7 +110,7 @@ class BlockSession:
         self.runner.end()
 
     def rest(self) -> bool:
-        """Waits until all blocks are done, and writes their results to the chief's variables.
+        """Waits until all blocks are done, and assigns their results to the chief's variables.
 
         Returns:
             Whether it did; False, without waiting, if an update lacks some of its micro-batches.
@@ -121,7 +119,7 @@ class BlockSession:
         if self._pending:
             return False
         self.runner.wait()
-        self.runner.store()
+        self.runner.assign()
         return True
 
     def _begin(self, spec: Any, *, many: bool) -> None:
@@ -132,9 +130,18 @@ class BlockSession:
         setting = self._program.setting
         self.runner.begin(setting.plan.held)
         ALARM.watch(self.runner)
-        if setting.accumulating:
-            done = int(upstream_keras.iterations_of(setting.accumulating[0]).numpy())
-            self._pending = done % setting.accumulation
+
+    @property
+    def _pending(self) -> int:
+        """Micro-batches accumulated on the servers since the last update.
+
+        The servers alone count them, because a callback may train between two blocks. The blocks in flight
+        do not matter: those that start or end between two updates run alone.
+        """
+        setting = self._program.setting
+        if not self._begun or not setting.accumulating:
+            return 0
+        return int(upstream_keras.iterations_of(setting.accumulating[0]).numpy()) % setting.accumulation
 
     def _submit(self, data: BlockData) -> None:
         unrolled = self._sizes.unrolled(data.count) if data.many else 1
@@ -144,7 +151,6 @@ class BlockSession:
         # neighbours through the servers. So no other block may run at the same time.
         alone = bool(pending or data.count % group) or self._sizes.passes_bound(data.count)
         self.runner.wait(0 if alone else self._sizes.in_flight - 1)
-        self._pending = (pending + data.count) % group
         self.runner.submit(traced, pending, data)
         if alone:
             self.runner.wait()

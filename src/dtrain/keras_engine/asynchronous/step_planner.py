@@ -17,6 +17,7 @@ from dtrain.errors import StepError
 from dtrain.keras_engine.asynchronous.local_variable import LocalVariable, variables_replaced
 from dtrain.keras_engine.asynchronous.outputs import Outputs, zeros_of
 from dtrain.keras_engine.context import Apply, block_workers, current_block
+from dtrain.keras_engine.protocol import check_same_strategy
 from dtrain.keras_engine.split_variables import is_split
 from dtrain.keras_engine.steps import silent_results, step_is_stock
 from dtrain.keras_engine.tables import tables_of
@@ -123,7 +124,11 @@ class StepPlanner:
         )
 
     def apply(self, original: Apply, optimizer: Any, grads: Sequence[Any], variables: Any) -> None:
-        """Replaces `optimizer.apply` in the step: builds the optimizer and records the call."""
+        """Replaces `optimizer.apply` in the step: builds the optimizer and records the call.
+
+        Raises:
+            ScopeError: the optimizer was made outside of the strategy's scope.
+        """
         self._build_optimizer(optimizer, variables)
         self._applies += 1
         self._nested = self._nested or tf.compat.v1.get_default_graph() is not self._graph
@@ -206,13 +211,13 @@ class StepPlanner:
             yield
 
     def _build_optimizer(self, optimizer: Any, variables: Any) -> None:
-        if optimizer.built:
-            return
-        targets = list(variables) if variables is not None else self._step.model.trainable_variables
         with self._outside():
-            if is_on_server(upstream_keras.iterations_of(optimizer)):
+            if not optimizer.built and is_on_server(upstream_keras.iterations_of(optimizer)):
                 upstream_keras.put_under(optimizer, self._strategy)  # the step may have made it
-            optimizer.build(targets)
+            check_same_strategy(optimizer, self._strategy, None)
+            if not optimizer.built:
+                targets = list(variables) if variables is not None else self._step.model.trainable_variables
+                optimizer.build(targets)
 
     @contextlib.contextmanager
     def _outside(self) -> Iterator[None]:
