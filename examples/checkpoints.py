@@ -30,6 +30,7 @@ def make_model() -> keras.Model:
 def main(strategy_name: str = "mirrored", directory: str | None = None) -> dict[str, Any]:
     strategy = dtrain.strategy(strategy_name)
     out = Path(directory or tempfile.mkdtemp(prefix="dtrain-example-"))
+    out.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(5)
     points = random.normal(size=(128, 10)).astype("float32")
     values = points.sum(axis=1, keepdims=True)

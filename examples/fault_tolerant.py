@@ -7,7 +7,6 @@ its processes; or `python examples/fault_tolerant.py`, interrupt it, and give th
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,7 @@ def main(strategy_name: str = "auto", directory: str | None = None, epochs: int 
     # Before anything else that uses TensorFlow: several workers meet here.
     strategy = dtrain.strategy(strategy_name)
     # The same path in every attempt, or there is nothing to go on from.
-    directory = directory or str(Path(tempfile.gettempdir()) / "dtrain-fault-tolerant")
-    out = Path(directory)
+    out = Path(directory or "runs/fault-tolerant")
     out.mkdir(parents=True, exist_ok=True)
 
     # With a seed, the numbers are the same in every attempt.

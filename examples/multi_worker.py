@@ -32,6 +32,7 @@ def main(directory: str | None = None, epochs: int = 3) -> dict[str, Any]:
             tempfile.mkdtemp(prefix="dtrain-example-") if dtrain.is_chief() else None
         )
     out = Path(directory)
+    out.mkdir(parents=True, exist_ok=True)
 
     keras.utils.set_random_seed(0)
     with strategy.scope():

@@ -23,6 +23,7 @@ def main(directory: str | None = None, epochs: int = 4) -> dict[str, Any]:
     # and end here; only the chief goes on.
     strategy = dtrain.ParameterServerStrategy()
     out = Path(directory or tempfile.mkdtemp(prefix="dtrain-example-"))
+    out.mkdir(parents=True, exist_ok=True)
 
     keras.utils.set_random_seed(0)
     with strategy.scope():

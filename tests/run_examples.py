@@ -33,6 +33,7 @@ def run(file: Path, folder: Path) -> dict[str, Any]:
         "gradient_accumulation": ["mirrored"],
         "mirrored_fit": ["mirrored"],
         "multi_worker": [str(folder)],
+        "parameter_server": [str(folder)],
     }
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
@@ -55,8 +56,7 @@ def main(report: str, *files: str) -> None:
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     for file in map(Path, files):
-        folder = Path(f"{report}.files") / file.stem
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = Path(f"{report}.files") / file.stem  # which is not there yet
         found = {"example": file.stem, **run(file, folder)}
         with Path(f"{report}.{dtrain.rank()}").open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(found, default=float) + "\n")
