@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, field, fields
 from typing import Any
 
+from dtrain.counts import MOST, MOST_SECONDS, parse_count
 from dtrain.errors import ConfigurationError
 from dtrain.words import check_word
 
@@ -54,9 +55,7 @@ def positive_integer(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: the text is no such integer.
     """
-    if not (text.isascii() and text.isdigit() and int(text) >= 1):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
-    return int(text)
+    return _counted(text, 1)
 
 
 def count(text: str) -> int:
@@ -65,9 +64,15 @@ def count(text: str) -> int:
     Raises:
         argparse.ArgumentTypeError: the text is no such integer.
     """
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 0")
-    return int(text)
+    return _counted(text, 0)
+
+
+def _counted(text: str, least: int) -> int:
+    found = parse_count(text)
+    if found is None or found < least:
+        highest = f" and at most {MOST}" if text.isascii() and text.isdigit() and found is None else ""
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not an integer of at least {least}{highest}")
+    return found
 
 
 def seconds(text: str) -> float:
@@ -80,8 +85,9 @@ def seconds(text: str) -> float:
         found = float(text)
     except ValueError:
         found = math.nan
-    if not 0 < found < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    if not 0 < found <= MOST_SECONDS:
+        highest = f" up to {MOST_SECONDS:g}" if found > 0 else ""
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a positive number of seconds{highest}")
     return found
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dtrain.counts import parse_count
 from dtrain.errors import ClusterConfigError
 
 TRAINING_JOBS = ("chief", "worker")
@@ -22,6 +23,10 @@ SERVING_JOBS = ("worker", "ps")
 KNOWN_JOBS = (*TRAINING_JOBS, "ps", "evaluator")
 """Every job that a cluster may name."""
 
+MOST_TASKS = 100_000
+"""The most tasks that a job may have; what asks for more is a mistake, and would fill the memory."""
+
+_LONGEST_NAME, _LONGEST_LABEL = 253, 63  # characters of a host's name in DNS, and between two of its dots
 _SINGLE_TASK_JOBS = ("chief", "evaluator")
 _EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 _LOOKS = f"It should look like {_EXAMPLE}."
@@ -215,17 +220,37 @@ def split_address(address: str) -> tuple[str, int]:
         ClusterConfigError: the address has no host, or no port from 1 to 65535.
     """
     hint = 'Write an address as "host:port" with a port from 1 to 65535, such as "10.0.0.1:2222".'
+    shown = _shorten(repr(address))
     if "//" in address or any(c.isspace() for c in address):
-        raise ClusterConfigError(f"{address!r} is not a plain host:port.", hint=hint)
+        raise ClusterConfigError(f"{shown} is not a plain host:port.", hint=hint)
     host, colon, port = address.rpartition(":")
     if not colon or (host.count(":") and not (host.startswith("[") and host.endswith("]"))):
-        raise ClusterConfigError(f"{address!r} is an address without a port.", hint=hint)
+        raise ClusterConfigError(f"{shown} is an address without a port.", hint=hint)
     host = host.removeprefix("[").removesuffix("]")
     if not host:
-        raise ClusterConfigError(f"{address!r} is an address without a host.", hint=hint)
-    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
-        raise ClusterConfigError(f"{address!r} has the port {port!r}, which is not a port number.", hint=hint)
-    return host, int(port)
+        raise ClusterConfigError(f"{shown} is an address without a host.", hint=hint)
+    if problem := host_problem(host):
+        raise ClusterConfigError(f"{shown} has a host name that {problem}.", hint=hint)
+    number = parse_count(port, 65535)
+    if not number:
+        raise ClusterConfigError(
+            f"{shown} has the port {_shorten(repr(port))}, which is not a port number.", hint=hint
+        )
+    return host, number
+
+
+def host_problem(host: str) -> str:
+    """Why no host can have a name, as the end of a sentence; "" if one can. No name is resolved."""
+    if len(host) > _LONGEST_NAME:
+        return f"has {len(host)} characters; a host name has at most {_LONGEST_NAME}"
+    for label in host.removesuffix(".").split("."):
+        if not 1 <= len(label) <= _LONGEST_LABEL:
+            return f"has a part of {len(label)} characters; each part has 1 to {_LONGEST_LABEL}"
+    try:
+        host.encode("ascii" if host.isascii() else "idna")
+    except UnicodeError as error:  # which the functions of `socket` would raise
+        return f"cannot be looked up: {error}"
+    return ""
 
 
 def _job_order(name: Any) -> tuple[int, str]:
@@ -276,7 +301,7 @@ def _check_addresses(jobs: Mapping[str, tuple[str, ...]]) -> None:
             place = ("127.0.0.1" if host.lower() == "localhost" else host.lower(), port)
             if place in seen:
                 raise ClusterConfigError(
-                    f"the address {address!r} is repeated: {seen[place]} and {task} both have it.",
+                    f"the address {_shorten(address)!r} is repeated: {seen[place]} and {task} both have it.",
                     hint="Give every task an address of its own.",
                 )
             seen[place] = task

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtrain.counts import MOST_SECONDS
 from dtrain.errors import ConfigurationError
 from dtrain.option_fields import positive_integer, seconds
 from dtrain.paths import check_script
@@ -138,6 +138,6 @@ def _check_arguments(args: argparse.Namespace) -> None:
 
 def _seconds(text: str) -> float:
     found = float(text)
-    if not (math.isfinite(found) and found >= 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    if not 0 <= found <= MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of seconds up to {MOST_SECONDS:g}")
     return found

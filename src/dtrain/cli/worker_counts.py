@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from dtrain.cluster.gpu_shares import ALL, gpu_shares
 from dtrain.option_fields import count, positive_integer, seconds
+from dtrain.topology import MOST_TASKS
 
 DEFAULT_WORKERS = 2
 
@@ -33,11 +34,15 @@ def workers(text: str) -> Workers:
     """
     fewest, colon, most = text.partition(":")
     if not colon:
-        return Workers(positive_integer(text), positive_integer(text))
+        most = fewest
     try:
         found = Workers(positive_integer(most), positive_integer(fewest))
     except argparse.ArgumentTypeError as error:
+        if not colon:
+            raise
         raise argparse.ArgumentTypeError(f"{text!r} is not MIN:MAX: {error}") from None
+    if found.most > MOST_TASKS:
+        raise argparse.ArgumentTypeError(f"a job has at most {MOST_TASKS} workers")
     if found.fewest > found.most:
         raise argparse.ArgumentTypeError(f"{text!r} is not MIN:MAX: {fewest} is more than {most}")
     return found

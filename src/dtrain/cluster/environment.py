@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
+from dtrain.counts import parse_count
 from dtrain.errors import ClusterConfigError
-from dtrain.topology import Topology
+from dtrain.topology import MOST_TASKS, Topology
 
 
 class Environment(abc.ABC):
@@ -84,12 +85,15 @@ def checked_topology(
 
 
 def whole_number(name: str, text: str, *, hint: str) -> int:
-    """The whole number of at most six digits in the text of a variable.
+    """The whole number in the text of a variable, at most the number of tasks that a job may have.
 
     Raises:
         ClusterConfigError: the text is no such number.
     """
     text = text.strip()
-    if not (text.isascii() and text.isdigit() and len(text) < 7):
-        raise ClusterConfigError(f"{name} is {text!r}, not a whole number.", hint=hint)
-    return int(text)
+    found = parse_count(text, MOST_TASKS)
+    if found is None:
+        raise ClusterConfigError(
+            f"{name} is {text[:80]!r}, not a whole number up to {MOST_TASKS}.", hint=hint
+        )
+    return found

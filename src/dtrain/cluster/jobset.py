@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from dtrain.cluster.environment import Environment, checked_topology, whole_number
 from dtrain.errors import ClusterConfigError
-from dtrain.topology import Topology
+from dtrain.topology import MOST_TASKS, Topology
 
 PORT = 2222
 """The port on which each task serves; each has a pod, and so an address, of its own."""
@@ -77,8 +77,12 @@ def _numbers(text: str) -> dict[str, int]:
         name, equals, number = part.strip().partition("=")
         if not equals or name in found:
             raise ClusterConfigError(
-                f"{TASKS_VARIABLE} is {text!r}, which is not a list of names with numbers.",
+                f"{TASKS_VARIABLE} is {text[:80]!r}, which is not a list of names with numbers.",
                 hint="It should look like worker=4 or chief=1,worker=4,ps=2.",
             )
         found[name] = whole_number(TASKS_VARIABLE, number, hint=_HINT)
+        if sum(found.values()) > MOST_TASKS:
+            raise ClusterConfigError(
+                f"{TASKS_VARIABLE} is {text[:80]!r}, which is more than {MOST_TASKS} pods.", hint=_HINT
+            )
     return found

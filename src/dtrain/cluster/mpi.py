@@ -22,8 +22,9 @@ from dtrain.cluster import settings, slurm
 from dtrain.cluster.environment import Environment
 from dtrain.cluster.sockets import bind_everywhere, loopback_host, resolves, source_towards
 from dtrain.cluster.tf_config import TFConfig
+from dtrain.counts import parse_count
 from dtrain.errors import MPIError, PeerMissingError
-from dtrain.topology import Topology
+from dtrain.topology import MOST_TASKS, Topology
 
 _LEAVING = 7_061  # the MPI tag of a rank's last message, which says that its program ends
 _CHECK_INTERVAL = 0.01  # seconds between two checks for the other ranks' last messages
@@ -145,9 +146,9 @@ def kind() -> str | None:
 
 def _found_in(env: Mapping[str, str]) -> tuple[str, int, int] | None:
     for kind, *names in _STARTS:
-        found = [env.get(name, "").strip() for name in names]
-        if all(text.isascii() and text.isdigit() for text in found) and int(found[0]) < int(found[1]):
-            return kind, int(found[0]), int(found[1])
+        rank, size = (parse_count(env.get(name, "").strip(), MOST_TASKS) for name in names)
+        if rank is not None and size is not None and rank < size:
+            return kind, rank, size
     return None
 
 

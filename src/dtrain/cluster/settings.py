@@ -10,6 +10,7 @@ import math
 import os
 from pathlib import Path
 
+from dtrain.counts import MOST_SECONDS, parse_count
 from dtrain.errors import ConfigurationError
 
 _SPAWNED_TIMEOUT = 120.0
@@ -102,13 +103,12 @@ def local_rank() -> int | None:
 def whole_number(name: str) -> int | None:
     """The number in a variable that another program has set; None without it, or if it is no number."""
     text = os.environ.get(name, "").strip()
-    return int(text) if text.isascii() and text.isdigit() else None
+    return parse_count(text)
 
 
 def channel() -> tuple[int, int] | None:
     """The pipe to the launcher as (descriptor, inode) (DTRAIN_CHANNEL_FD); None if there is no launcher."""
-    descriptor, colon, inode = os.environ.get("DTRAIN_CHANNEL_FD", "").partition(":")
-    return (int(descriptor), int(inode)) if colon and descriptor.isdigit() and inode.isdigit() else None
+    return _pair("DTRAIN_CHANNEL_FD")
 
 
 def secret_file() -> Path | None:
@@ -122,8 +122,14 @@ def spare() -> tuple[int, int] | None:
 
     None if this process is no spare.
     """
-    order, colon, ready = os.environ.get("DTRAIN_SPARE", "").partition(":")
-    return (int(order), int(ready)) if colon and order.isdigit() and ready.isdigit() else None
+    return _pair("DTRAIN_SPARE")
+
+
+def _pair(name: str) -> tuple[int, int] | None:
+    """The numbers N and M in a variable `N:M`, or None."""
+    first, _, second = os.environ.get(name, "").partition(":")
+    found = parse_count(first), parse_count(second, 2**64 - 1)  # an inode may have 64 bits
+    return None if found[0] is None or found[1] is None else (found[0], found[1])
 
 
 def full_workers() -> int | None:
@@ -205,12 +211,13 @@ def _positive(name: str, most: float, wanted: str, *, example: int) -> int | Non
     text = os.environ.get(name, "").strip()
     if not text:
         return None
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
+    found = parse_count(text)
+    if not found or found > most:
         raise ConfigurationError(
-            f"{name} is {text!r}, not {wanted}.",
+            f"{name} is {text[:80]!r}, not {wanted}.",
             hint=f"Set it to a number such as {example}, or unset it.",
         )
-    return int(text)
+    return found
 
 
 def _seconds(name: str, default: float) -> float:
@@ -221,9 +228,9 @@ def _seconds(name: str, default: float) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not (math.isfinite(seconds) and seconds > 0):
+    if not 0 < seconds <= MOST_SECONDS:
         raise ConfigurationError(
-            f"{name} is {text!r}, not a positive number of seconds.",
+            f"{name} is {text[:80]!r}, not a positive number of seconds up to {MOST_SECONDS:g}.",
             hint="Set it to a number such as 60, or unset it.",
         )
     return seconds

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import re
 import socket
@@ -19,13 +18,14 @@ from pathlib import Path
 
 from dtrain.cluster import settings
 from dtrain.cluster.environment import Environment, not_detected
+from dtrain.counts import parse_count
 from dtrain.errors import ClusterConfigError
-from dtrain.topology import Topology
+from dtrain.topology import MOST_TASKS, Topology, host_problem
 
 _PORTS = range(10_000, 32_000)  # below those that Linux gives to programs that ask for any
 _PORTS_OF_A_JOB = 100  # the distance between the first ports of two consecutive jobs
 _PORTS_OF_A_STEP = 7
-_MOST_HOSTS = 100_000
+_MOST_COMPONENTS = 1000
 _KEPT_OUTSIDE = ("SLURM_CONF", "SLURM_CLUSTERS")  # set by users, not by Slurm for a job
 
 
@@ -155,7 +155,7 @@ def read_step(env: Mapping[str, str]) -> JobStep:
     rank, size = task
     nodes = expand_hosts(_text(env, "SLURM_STEP_NODELIST"))
     counts = expand_counts(_text(env, "SLURM_STEP_TASKS_PER_NODE"))
-    if len(nodes) != len(counts) or sum(counts) != size or rank >= size:
+    if len(nodes) != len(counts) or sum(counts) != size or rank >= size or size > MOST_TASKS:
         raise _wrong(
             f"the step has {len(nodes)} nodes, {len(counts)} counts of tasks with a sum of {sum(counts)}, "
             f"and {size} tasks, of which this is {rank}"
@@ -170,8 +170,8 @@ def read_step(env: Mapping[str, str]) -> JobStep:
     own = env.get("SLURMD_NODENAME", hosts[rank])
     if own != hosts[rank]:
         raise ClusterConfigError(
-            f"Task {rank} of the Slurm step runs on {own}, but Slurm's variables place it on {hosts[rank]}; "
-            f"the distribution is {env.get('SLURM_DISTRIBUTION') or 'block'!r}.",
+            f"Task {rank} of the Slurm step runs on {own[:80]}, but Slurm's variables place it on "
+            f"{hosts[rank]}; the distribution is {env.get('SLURM_DISTRIBUTION') or 'block'!r}.",
             hint="Take srun's own distribution (--distribution=block), and hosts of its own for each "
             "component of a heterogeneous step; or set TF_CONFIG.",
         )
@@ -188,11 +188,17 @@ def expand_hosts(text: str) -> list[str]:
     for word in _split(text):
         parts = re.split(r"\[([^][]*)\]", word)  # alternately text outside and inside of brackets
         if any(set(part) & set("[]") for part in parts) or not word.strip("[]"):
-            raise _wrong(f"{text!r} is not a list of hosts")
-        choices = [_ranges(part, text) if number % 2 else [part] for number, part in enumerate(parts)]
-        found += ["".join(each) for each in itertools.product(*choices)]
-        if len(found) > _MOST_HOSTS:
-            raise _wrong(f"{text[:80]!r} has more than {_MOST_HOSTS} names")
+            raise _wrong(f"{text[:80]!r} is not a list of hosts")
+        names = [""]
+        for number, part in enumerate(parts):
+            choices = _ranges(part, text) if number % 2 else [part]
+            # Counted before they are made: each pair of brackets multiplies the names.
+            if len(found) + len(names) * len(choices) > MOST_TASKS:
+                raise _wrong(f"{text[:80]!r} has more than {MOST_TASKS} names")
+            names = [before + each for before in names for each in choices]
+        found += names
+        if problem := next(filter(None, map(host_problem, names)), ""):
+            raise _wrong(f"{text[:80]!r} has a name that {problem}")
     return found
 
 
@@ -205,7 +211,7 @@ def expand_counts(text: str) -> list[int]:
     found: list[int] = []
     for word in text.split(","):
         match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", word)
-        if match is None or len(found) > _MOST_HOSTS:
+        if match is None or len(found) + int(match[2] or 1) > MOST_TASKS:
             raise _wrong(f"{text[:80]!r} is not a list of counts, such as 2(x3),1")
         found += [int(match[1])] * int(match[2] or 1)
     return found
@@ -220,8 +226,10 @@ def _ranges(text: str, whole: str) -> list[str]:
     found: list[str] = []
     for word in text.split(","):
         match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", word)
-        if match is None or not int(match[1]) <= int(match[2] or match[1]) < int(match[1]) + _MOST_HOSTS:
+        if match is None or not int(match[1]) <= int(match[2] or match[1]) < int(match[1]) + MOST_TASKS:
             raise _wrong(f"{whole[:80]!r} is not a list of hosts: {word[:40]!r} is not a range of numbers")
+        if len(found) + int(match[2] or match[1]) - int(match[1]) >= MOST_TASKS:
+            raise _wrong(f"{whole[:80]!r} has more than {MOST_TASKS} names")
         numbers = range(int(match[1]), int(match[2] or match[1]) + 1)
         found += [f"{number:0{len(match[1])}}" for number in numbers]
     return found
@@ -239,22 +247,26 @@ def _placed(counts: Sequence[int], distribution: str, plane: int) -> list[int]:
     chunk = {"cyclic": 1, "plane": plane}.get(kind)
     if chunk is None:
         return [node for node, count in enumerate(counts) for _ in range(count)]
-    left, placed = list(counts), []
-    while any(left):
-        for node, count in enumerate(left):
-            now = min(chunk, count)
-            placed += [node] * now
-            left[node] -= now
+    placed: list[int] = []
+    left = dict(enumerate(counts))
+    while left:
+        for node, count in left.items():
+            placed += [node] * min(chunk, count)
+        left = {node: count - chunk for node, count in left.items() if count > chunk}
     return placed
 
 
 def _in_order_of_groups(env: Mapping[str, str], nodes: Sequence[str]) -> list[str]:
     """The nodes of a step of a heterogeneous job, component by component; [] if it is none."""
     found: dict[str, None] = {}
-    for group in range(_number(env, "SLURM_HET_SIZE") or 0):
+    own = {*nodes}
+    components = _number(env, "SLURM_HET_SIZE") or 0
+    if components > _MOST_COMPONENTS:
+        raise _wrong(f"SLURM_HET_SIZE is {components}, more than {_MOST_COMPONENTS}")
+    for group in range(components):
         names = (f"SLURM_JOB_NODELIST_{kind}_GROUP_{group}" for kind in ("HET", "PACK"))
         listed = next((env[name] for name in names if name in env), "")
-        found |= dict.fromkeys(node for node in expand_hosts(listed) if node in nodes)
+        found |= dict.fromkeys(node for node in expand_hosts(listed) if node in own)
     return [*found] if len(found) == len({*nodes}) == len(nodes) else []
 
 
@@ -283,7 +295,7 @@ def _task_of(env: Mapping[str, str]) -> tuple[int, int] | None:
 
 def _number(env: Mapping[str, str], name: str) -> int | None:
     text = env.get(name, "").strip()
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else None
+    return parse_count(text, 10**11)
 
 
 def _text(env: Mapping[str, str], name: str) -> str:

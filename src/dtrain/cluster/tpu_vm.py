@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from dtrain.cluster.environment import Environment, checked_topology
-from dtrain.errors import ClusterConfigError
+from dtrain.cluster.environment import Environment, checked_topology, whole_number
 from dtrain.topology import Topology
 
 PORT = 2222
@@ -42,10 +41,9 @@ class TPUHosts(Environment):
         """
         index = os.environ.get(_INDEX, "").strip()
         hint = f"{_INDEX} is the number of this host in {_HOSTS}, from 0. Cloud TPU and GKE set both."
-        if not (index.isascii() and index.isdigit()):
-            raise ClusterConfigError(f"{_INDEX} is {index!r}, not a whole number.", hint=hint)
+        number = whole_number(_INDEX, index, hint=hint)
         workers = tuple(f"{host}:{PORT}" for host in _hosts(os.environ))
-        return checked_topology({"worker": workers}, "worker", int(index), label=self.label, hint=hint)
+        return checked_topology({"worker": workers}, "worker", number, label=self.label, hint=hint)
 
     def without(self, env: Mapping[str, str]) -> dict[str, str]:
         """The variables of `env` for a process that is no task; those of a TPU VM of one host stay."""

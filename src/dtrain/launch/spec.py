@@ -5,15 +5,15 @@ It starts no process and reads no environment variable.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dtrain.counts import MOST_SECONDS
 from dtrain.errors import ConfigurationError
 from dtrain.launch.ray_cluster import RayCluster
-from dtrain.topology import split_address
+from dtrain.topology import MOST_TASKS, split_address
 
 MAX_RESTARTS = 3
 """The default limit of a job's restarts within any hour."""
@@ -170,6 +170,12 @@ class JobSpec:
         for name in ("ps", "max_restarts", "spares"):
             check_integer(name, getattr(self, name), least=0)
         check_integer("devices_per_worker", self.devices_per_worker, least=1)
+        if self.workers + self.ps > MOST_TASKS:
+            raise ConfigurationError(
+                f"The job has {self.workers} workers and {self.ps} parameter servers, more than {MOST_TASKS} "
+                "tasks.",
+                hint="Ask for fewer.",
+            )
         for name in ("hang_timeout", "grace"):
             _check_seconds(name, getattr(self, name))
         self._check_elastic()
@@ -275,5 +281,7 @@ def check_integer(name: str, value: int | None, *, least: int) -> None:
 def _check_seconds(name: str, value: float | None) -> None:
     if value is None:
         return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ConfigurationError(f"{name} is {value!r}, not a positive number of seconds.")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST_SECONDS:
+        raise ConfigurationError(
+            f"{name} is {value!r}, not a positive number of seconds up to {MOST_SECONDS:g}."
+        )
