@@ -8,6 +8,7 @@ subclasses derive from `DtrainError` and from the built-in class that a caller w
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Mapping
 
 
@@ -86,6 +87,20 @@ class AuthenticationError(DtrainError, RuntimeError):
 
 class PortInUseError(DtrainError, OSError):
     """Another process uses the address on which this task must serve."""
+
+
+class UnsafeFileError(DtrainError, OSError):
+    """A file is no regular file, is a symbolic link, or is larger than any file of its kind.
+
+    Args:
+        path: the file.
+        reason: why it is not used; also `strerror`, as of any `OSError`.
+        hint: what the user can do about it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], reason: str, *, hint: str = "") -> None:
+        super().__init__(f"{os.fspath(path)} cannot be used: {reason}.", hint=hint)
+        self.strerror = reason
 
 
 class TPUNotFoundError(DtrainError, RuntimeError):

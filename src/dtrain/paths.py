@@ -1,13 +1,8 @@
-"""Validates paths where they are given, and replaces files atomically.
-
-It reads no file.
-"""
+"""Validates paths where they are given. It opens no file: `safe_files` does."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from dtrain.errors import ConfigurationError
@@ -42,18 +37,3 @@ def check_script(path: str) -> None:
             f"There is no script {path!r} in {Path.cwd()}.",
             hint="Check the path, or write -m before the name of a module.",
         )
-
-
-@contextlib.contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """Give a temporary path next to a file; what is written there replaces the file atomically.
-
-    The file stays unchanged if the `with` block raises.
-    """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield unfinished
-        unfinished.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dtrain import safe_files
 from dtrain.errors import ConfigurationError
 from dtrain.launch import task_logs
 from dtrain.launch.task_logs import TaskLogs
@@ -44,16 +45,18 @@ def test_files_of_an_earlier_job_are_extended(tmp_path: Path) -> None:
     assert lines[2].startswith("[dtrain] Started at 20")
 
 
-def test_a_full_disk_is_warned_of_once_and_lines_are_counted(tmp_path: Path) -> None:
+def test_a_full_disk_is_warned_of_once_and_lines_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "worker-0.attempt-0.log"
-    path.symlink_to("/dev/full")
+    monkeypatch.setattr(safe_files, "open_to_append", lambda path: Path("/dev/full").open("ab"))
     warned: list[str] = []
     logs = TaskLogs(tmp_path, warned.append)
     for number in range(3):
         logs.put(Task("worker", 0), 0, f"{number}")
     wait_until(lambda: logs._left_out.get(path) == 3)
     assert warned == [f"The log file {path} has missing lines: No space left on device. Training continues."]
-    path.unlink()
+    monkeypatch.undo()
     logs.put(Task("worker", 0), 0, "room again")
     logs.close()
     assert path.read_text() == "[dtrain] 3 lines are missing here.\nroom again\n"
@@ -70,6 +73,7 @@ def test_a_disk_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.
     wait_until(lambda: path in logs._begun)
     path.unlink()
     os.mkfifo(path)  # a write into a pipe that is full waits
+    monkeypatch.setattr(safe_files, "open_to_append", lambda path: path.open("ab"))
     pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     logs.put(Task("worker", 0), 0, "x" * 1_000_000)
     select.select([pipe], [], [])  # the thread writes

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from dtrain import safe_files
 from dtrain.bench.results import Results
 from dtrain.bench.table import as_markdown
 from dtrain.errors import ConfigurationError
+from dtrain.monitor.json_text import to_json
 from dtrain.monitor.report import render
-from dtrain.monitor.run_directory import RUNS, check_place, new_directory, to_json, write_whole
+from dtrain.monitor.run_directory import RUNS, check_place, new_directory
 from dtrain.monitor.run_reader import read_run
 
 _HINT = "Choose another directory, or leave --output out for a new one under runs/."
@@ -44,7 +47,7 @@ def open_output(path: str | None) -> Path:
     directory = Path(path).absolute()
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "bench.json").touch(exist_ok=False)
+        os.close(safe_files.create(directory / "bench.json"))
     except FileExistsError as error:
         raise ConfigurationError(
             f"The output directory {directory} holds another bench.", hint=_HINT
@@ -56,12 +59,12 @@ def open_output(path: str | None) -> Path:
 
 def write_data(results: Results, directory: Path) -> None:
     """Write `bench.json`; OSError if that fails."""
-    write_whole(directory / "bench.json", to_json(results.as_data()))
+    safe_files.write_text(directory / "bench.json", to_json(results.as_data()))
 
 
 def write_pages(results: Results, directory: Path) -> None:
     """Write `bench.md`, and `report.html`, which draws the first run of each row; OSError if that fails."""
-    write_whole(directory / "bench.md", as_markdown(results))
+    safe_files.write_text(directory / "bench.md", as_markdown(results))
     runs, failed = [], []
     for outcome in results.outcomes:
         done = next((number for number, run in enumerate(outcome.runs, 1) if run is not None), None)
@@ -71,7 +74,7 @@ def write_pages(results: Results, directory: Path) -> None:
             failed.append((outcome.row.title, outcome.problem or "not run"))
     if runs:
         title = f"{results.asked.model} under {len(runs)} rows of strategies"
-        write_whole(directory / "report.html", render(runs, title=title, failed=failed))
+        safe_files.write_text(directory / "report.html", render(runs, title=title, failed=failed))
 
 
 def run_directory(directory: Path, key: str, number: int) -> Path:

@@ -12,7 +12,9 @@ from typing import Any
 import keras
 
 from dtrain.checkpoint.content import LoadedCheckpoint, find_newest
+from dtrain.checkpoint.folder import check_no_link
 from dtrain.checkpoint.group import find_group
+from dtrain.checkpoint.restoration import is_state
 from dtrain.checkpoint.session import BackupPlan, BackupSession
 from dtrain.checkpoint.storages import storage_of
 from dtrain.checkpoint.store import check_keep
@@ -159,7 +161,8 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
         """The newest checkpoint, and how many whole epochs are done in it."""
         layout = layout_of(upstream_keras.strategy_of(model)) or ReplicaLayout()
         folder = f"{self._folder()}/fit-0"
-        found = find_newest(folder, layout, find_group(folder, layout))
+        check_no_link(folder, layout)
+        found = find_newest(folder, layout, find_group(folder, layout), is_state)
         return found, 0 if found is None else int(found.worker(layout.worker)["epoch"])
 
     def _folder(self) -> str:

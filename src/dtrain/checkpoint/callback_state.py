@@ -7,6 +7,7 @@ state is every attribute that holds plain data and has changed since `fit` began
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from typing import Any
 import keras
 import numpy as np
 
+from dtrain import safe_files
+from dtrain.checkpoint.tensor_file import is_count
 from dtrain.data.unpickling import dump_arrays, load_arrays
-from dtrain.errors import ConfigurationError
+from dtrain.errors import ConfigurationError, UnsafeFileError
 from dtrain.log import logger
 
 _SKIPPED = ("model", "_model", "params", "validation_data")
@@ -97,6 +100,39 @@ class CallbackStates:
                 _cut(callback, length)
 
 
+def is_saved(saved: dict[str, Any]) -> bool:
+    """Whether a value has the form of those that `CallbackStates.capture` returns."""
+    kinds, states, history = (saved.get(name) for name in ("kinds", "states", "history"))
+    return (
+        isinstance(kinds, list)
+        and isinstance(states, list)
+        and len(kinds) == len(states)
+        and all(isinstance(kind, str) for kind in kinds)
+        and all(map(_is_state, states))
+        and isinstance(history, dict)
+        and isinstance(history.get("epoch"), list)
+        and isinstance(history.get("history"), dict)
+    )
+
+
+def _is_state(state: Any) -> bool:
+    if not (isinstance(state, dict) and is_count(state.get("length", 0))):
+        return False
+    attributes = state.get("attributes", {})
+    if not isinstance(attributes, dict) or state.get("comparison", "less") not in _COMPARISONS:
+        return False
+    names = all(isinstance(name, str) and not name.startswith("__") for name in attributes)
+    return names and not {*attributes} & {*_SKIPPED} and all(map(_loads, attributes.values()))
+
+
+def _loads(value: Any) -> bool:
+    try:
+        load_arrays(value)
+    except Exception:  # unpickling raises anything for bytes that were changed
+        return False
+    return True
+
+
 def is_plain(value: Any) -> bool:
     """Whether a value is plain data: numbers, text, bytes, None, arrays, or built-in containers of them."""
     # Only of these types themselves: an object of a subclass, as an enumeration, is pickled with its class.
@@ -176,6 +212,13 @@ def _cut(callback: Any, length: int) -> None:
     if not path.is_file():
         return
     if path.stat().st_size > length:
-        with path.open("r+b") as file:
+        try:
+            descriptor = safe_files.open_regular(path, os.O_WRONLY)
+        except UnsafeFileError as error:
+            raise ConfigurationError(
+                f"The log of CSVLogger cannot be cut to its length at the checkpoint: {error.message}",
+                hint="Give CSVLogger the path of a file of its own.",
+            ) from error
+        with os.fdopen(descriptor, "wb") as file:
             file.truncate(length)
     callback.append = True

@@ -30,6 +30,15 @@ class CheckpointIO(abc.ABC):
     def read(self, path: str) -> bytes:
         """The content of a file."""
 
+    def read_at_most(self, path: str, most: int) -> bytes:
+        """The content of a file; `CheckpointError` if it has more bytes than that."""
+        size = self.size(path)
+        if size > most:
+            raise CheckpointError(
+                f"{path} has {size} bytes; a file of its kind has at most {most}.", hint=layout.HINT
+            )
+        return self.read(path)
+
     @abc.abstractmethod
     def size(self, path: str) -> int:
         """The size of a file in bytes."""
@@ -49,6 +58,10 @@ class CheckpointIO(abc.ABC):
     @abc.abstractmethod
     def remove_directory(self, path: str) -> None:
         """Deletes a directory with its content; a missing directory is no error."""
+
+    def is_link(self, path: str) -> bool:
+        """Whether a path itself is a symbolic link, if the storage has such."""
+        return False
 
     def make_directories(self, path: str) -> None:  # noqa: B027 - optional
         """Creates a directory and its parents, if the storage has directories."""
@@ -81,8 +94,9 @@ class CheckpointIO(abc.ABC):
     def read_tensors(self, prefix: str) -> dict[str, Any]:
         """The tensors that `write_tensors` wrote, by name, on the CPU; `CheckpointError` if they differ."""
         index, data = layout.tensor_files(prefix)
-        entries = layout.decode(self.read(index), index)["tensors"]
+        entries: Any = layout.decode(self.read_at_most(index, layout.MOST_BYTES), index).get("tensors")
         try:
-            return tensor_file.read(self.read(data), entries)
-        except (ValueError, KeyError, TypeError) as error:
+            content = self.read_at_most(data, tensor_file.size_of(entries))
+            return tensor_file.read(content, entries)
+        except (ValueError, TypeError, MemoryError) as error:
             raise CheckpointError(f"{data} was changed: {error}.", hint=layout.HINT) from error

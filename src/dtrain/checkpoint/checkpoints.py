@@ -94,7 +94,7 @@ class Checkpoints:
             CheckpointError: the checkpoint is of another model, optimizer or set of metrics, or the
                 checkpoints in the folder cannot be listed.
         """
-        found = self._folder.find()
+        found = self._folder.find(lambda state: isinstance(state.get("values"), dict))
         if found is None:
             return None
         self._folder.restore(found)

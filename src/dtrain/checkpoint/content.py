@@ -6,6 +6,7 @@ Writing files is the store's task.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,14 +14,18 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.checkpoint.group import Group
+from dtrain.checkpoint.layout import HINT
 from dtrain.checkpoint.stored import StoredCheckpoint, committed, read_share
-from dtrain.checkpoint.variables import Entry, TrainingVariables
+from dtrain.checkpoint.tensor_file import is_count
+from dtrain.checkpoint.variables import AGGREGATIONS, Entry, TrainingVariables
 from dtrain.cluster import settings
 from dtrain.data.unpickling import dump_arrays, load_arrays
 from dtrain.errors import CheckpointError
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.log import logger
+
+_MOST = 10**6  # workers or replicas
 
 
 @dataclass(frozen=True)
@@ -56,11 +61,25 @@ class LoadedCheckpoint:
     tensors: dict[str, Any]
 
     def worker(self, number: int) -> dict[str, Any]:
-        """The state of a worker; that of another worker if the checkpoint has none of this worker."""
+        """The state of a worker; that of another worker if the checkpoint has none of this worker.
+
+        Raises:
+            CheckpointError: there is none that can be read.
+        """
         key = f"worker/{number}"
-        raw = self.tensors[key if key in self.tensors else min(k for k in self.tensors if k[:7] == "worker/")]
-        found: dict[str, Any] = load_arrays(raw.numpy() if hasattr(raw, "numpy") else raw.item())
-        return found
+        others = sorted(name for name in self.tensors if name.startswith("worker/"))
+        problem = "it is missing"
+        try:
+            raw = self.tensors[key if key in self.tensors or not others else others[0]]
+            found = load_arrays(raw.numpy() if hasattr(raw, "numpy") else raw.item())
+            if isinstance(found, dict):
+                return found
+            problem = f"it is a {type(found).__name__}"
+        except Exception as error:  # unpickling raises anything for bytes that were changed
+            problem = f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            f"{self.path} has no state of worker {number} that can be read: {problem}.", hint=HINT
+        )
 
 
 def content(
@@ -125,13 +144,16 @@ def restore_generators(worker: dict[str, Any]) -> None:
     np.random.set_state(worker["numpy"])
 
 
-def find_newest(folder: str, layout: ReplicaLayout, group: Group) -> LoadedCheckpoint | None:
+def find_newest(
+    folder: str, layout: ReplicaLayout, group: Group, check: Callable[[dict[str, Any]], bool] | None = None
+) -> LoadedCheckpoint | None:
     """Reads the newest checkpoint that all workers can read; every worker must call it.
 
     Args:
         folder: this worker's folder of checkpoints.
         layout: the strategy's layout.
         group: the workers that share the folder.
+        check: whether this worker's state has the form of the caller's states; any if None.
 
     Returns:
         The checkpoint, the same for all workers; None if there is none.
@@ -158,7 +180,7 @@ def find_newest(folder: str, layout: ReplicaLayout, group: Group) -> LoadedCheck
             "No checkpoint in %s is complete for all workers: training starts from the beginning.", folder
         )
     for name in sorted(common, reverse=True):
-        found, problem = _read(mine[name])
+        found, problem = _read(mine[name], layout.worker, check)
         problems = exchange(layout, problem)
         if not any(problems):
             if found is not None and layout.worker == 0:
@@ -185,13 +207,80 @@ def _warn_of_other_sums(found: LoadedCheckpoint, layout: ReplicaLayout) -> None:
         )
 
 
-def _read(checkpoint: StoredCheckpoint) -> tuple[LoadedCheckpoint | None, str]:
+def _read(
+    checkpoint: StoredCheckpoint, worker: int, check: Callable[[dict[str, Any]], bool] | None
+) -> tuple[LoadedCheckpoint | None, str]:
+    """Reads a checkpoint; None and a sentence if it was damaged, or says what dtrain never writes."""
     tensors: dict[str, Any] = {}
     try:
+        _check_notes(checkpoint)
         for share in range(checkpoint.writers):
             tensors.update(read_share(checkpoint, share))
+        found = _loaded(checkpoint, tensors)
+        state = found.worker(worker)
+        if not (_has_tensors_of(found.table, tensors) and _has_generators(state)):
+            raise _wrong(checkpoint, "its tensors are not those that it lists")
+        if check is not None and not check(state):
+            raise _wrong(checkpoint, "the state of a worker is not that of such a training")
     except CheckpointError as error:
         return None, error.message
+    return found, ""
+
+
+def _check_notes(checkpoint: StoredCheckpoint) -> None:
+    """Raises `CheckpointError` for notes that `content` never gives: their checksum proves nothing."""
+    notes, program = checkpoint.notes, checkpoint.notes.get("program")
+    if not (
+        all(is_count(notes.get(name)) and 0 < notes[name] <= _MOST for name in ("workers", "replicas"))
+        and all(isinstance(notes.get(name), bool) for name in ("boundary", "finished"))
+        and isinstance(notes.get("sums", ""), str)
+        and isinstance(notes.get("job"), str | None)
+        and (program is None or (isinstance(program, dict) and "seed" in program))
+        and (program is None or isinstance(program.get("optimizer"), dict))
+        and isinstance(notes.get("variables"), list)
+        and all(map(_is_entry, notes["variables"]))
+    ):
+        raise _wrong(checkpoint, "its notes are not those of a checkpoint")
+
+
+def _is_entry(entry: Any) -> bool:
+    if not (isinstance(entry, list) and len(entry) == 4):
+        return False
+    name, shape, dtype, apart = entry
+    texts = isinstance(name, str) and isinstance(dtype, str) and apart in ("", *AGGREGATIONS)
+    return texts and isinstance(shape, list) and all(map(is_count, shape))
+
+
+def _has_tensors_of(table: Sequence[Entry], tensors: dict[str, Any]) -> bool:
+    """Whether each tensor is the state of a worker, or has the shape and dtype of a variable in the table."""
+    for name, tensor in tensors.items():
+        kind, _, number = name.partition("/")
+        if kind == "worker":
+            continue
+        number = number.partition("/")[0]
+        if not number.isdecimal() or len(number) > 9 or int(number) >= len(table):
+            return False
+        entry = table[int(number)]
+        if (tuple(tensor.shape), tensor.dtype.name) != (entry.shape, entry.dtype):
+            return False
+    return True
+
+
+def _has_generators(state: dict[str, Any]) -> bool:
+    """Whether a worker's state has states of random generators: tried on generators that nobody uses."""
+    try:
+        random.Random().setstate(state["random"])
+        np.random.RandomState().set_state(state["numpy"])
+    except Exception:  # of values of any other form
+        return False
+    return True
+
+
+def _wrong(checkpoint: StoredCheckpoint, what: str) -> CheckpointError:
+    return CheckpointError(f"{checkpoint.path} cannot be used: {what}.", hint=HINT)
+
+
+def _loaded(checkpoint: StoredCheckpoint, tensors: dict[str, Any]) -> LoadedCheckpoint:
     notes = checkpoint.notes
     return LoadedCheckpoint(
         path=checkpoint.path,
@@ -206,4 +295,4 @@ def _read(checkpoint: StoredCheckpoint) -> tuple[LoadedCheckpoint | None, str]:
         finished=notes["finished"],
         table=[Entry.from_list(each) for each in notes["variables"]],
         tensors=tensors,
-    ), ""
+    )

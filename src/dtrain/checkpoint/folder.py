@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from dtrain import channel, events
@@ -13,9 +14,11 @@ from dtrain.checkpoint.content import LoadedCheckpoint, content, find_newest
 from dtrain.checkpoint.folder_lock import FolderLock
 from dtrain.checkpoint.group import find_group
 from dtrain.checkpoint.program import check_program, program_facts, warn_of_other_program
+from dtrain.checkpoint.storages import storage_of
 from dtrain.checkpoint.store import CheckpointStore
 from dtrain.checkpoint.stored import remove_all, remove_uncommitted
 from dtrain.checkpoint.variables import TrainingVariables
+from dtrain.errors import CheckpointError
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.log import logger
@@ -38,7 +41,7 @@ class CheckpointFolder:
         leads: whether this worker commits and removes checkpoints for its group.
 
     Raises:
-        CheckpointError: another running job uses the folder.
+        CheckpointError: another running job uses the folder, or it is a symbolic link in `locked`.
     """
 
     def __init__(
@@ -51,6 +54,8 @@ class CheckpointFolder:
         keep: int,
         locked: str | None = None,
     ) -> None:
+        if locked is not None:
+            check_no_link(path, layout)
         self.path = path
         self._variables = variables
         self._optimizer = optimizer
@@ -75,9 +80,13 @@ class CheckpointFolder:
         self._seconds = 0.0  # that starting the last save took
         self._reported: int | None = None
 
-    def find(self) -> LoadedCheckpoint | None:
-        """The newest complete checkpoint, the same for all workers; None if there is none."""
-        return find_newest(self.path, self._layout, self._group)
+    def find(self, check: Callable[[dict[str, Any]], bool]) -> LoadedCheckpoint | None:
+        """The newest complete checkpoint, the same for all workers; None if there is none.
+
+        Args:
+            check: whether a worker's state has the form of those that the caller saves.
+        """
+        return find_newest(self.path, self._layout, self._group, check)
 
     def restore(self, found: LoadedCheckpoint) -> None:
         """Checks that a checkpoint fits the program, and restores the variables from it.
@@ -128,6 +137,11 @@ class CheckpointFolder:
         written = self.store.wait(timeout)
         return written and (step is None or not self.leads or self.store.last_committed == step)
 
+    @property
+    def lock_file(self) -> str:
+        """The path of the lock's file, which may stay in the folder when the lock is released."""
+        return self._lock.file
+
     def report(self) -> None:
         """Logs a failed save; announces a newly committed checkpoint by an event."""
         problem = self.store.take_problem()
@@ -164,5 +178,20 @@ class CheckpointFolder:
         exchange(self._layout, None)
         if self.leads:
             remove_all(self.path)
-            self._lock.release()
+            self._lock.release(delete=True)
             remove_all(self._locked)
+
+
+def check_no_link(path: str, layout: ReplicaLayout) -> None:
+    """Checks that a folder inside of the user's folder is no symbolic link; every worker must call it.
+
+    The user's own folder may be one.
+
+    Raises:
+        CheckpointError: on all workers, if it is a link for any of them.
+    """
+    if any(exchange(layout, storage_of(path).is_link(path))):
+        raise CheckpointError(
+            f"{path} is a symbolic link, which dtrain has not made.",
+            hint="Delete it, or give this run another folder.",
+        )

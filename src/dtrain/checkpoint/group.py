@@ -7,10 +7,12 @@ group by itself. Nothing but short-lived marker files is written here.
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from dtrain import safe_files
 from dtrain.checkpoint.storages import storage_of
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -58,7 +60,7 @@ def find_group(folder: str, layout: ReplicaLayout) -> Group:
     members = exchange(layout, seen)[min(seen)]
     if mark is not None:
         with contextlib.suppress(OSError):
-            (Path(folder) / mark).unlink()
+            safe_files.remove(Path(folder) / mark)
     if layout.worker not in members:
         members = [layout.worker]
     return Group(tuple(members), members.index(layout.worker), tokens[members[0]])
@@ -69,8 +71,8 @@ def _leave(folder: Path, worker: int, token: str) -> str | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(f".worker-{worker}-*"):  # by an attempt that was killed
-            left.unlink(missing_ok=True)
-        mark.touch()
+            safe_files.remove(left)
+        os.close(safe_files.create(mark))
     except OSError:
         return None
     return mark.name

@@ -21,8 +21,10 @@ from dtrain.errors import CheckpointError
 
 VERSION = 2
 COMMITTED = "COMMITTED.json"
+MOST_BYTES = 32 << 20
+"""The largest marker and index; one of 100,000 variables has less than half of it."""
 
-_DIRECTORY = re.compile(r"step-(\d{10,})-(\d{3,})-([A-Za-z0-9]+)")
+_DIRECTORY = re.compile(r"step-([0-9]{10,18})-([0-9]{3,18})-([A-Za-z0-9]{1,64})")
 HINT = "Use an older checkpoint, or start again in an empty folder."
 
 
@@ -79,8 +81,14 @@ def encode(content: Mapping[str, Any]) -> bytes:
 
     Raises:
         TypeError: the content has a value that JSON cannot hold.
+        CheckpointError: the marker would be larger than `MOST_BYTES`, and could not be read.
     """
     text = _canonical(content)
+    if len(text) > MOST_BYTES - 100:
+        raise CheckpointError(
+            f"a marker of the checkpoint would have {len(text)} bytes; it can have {MOST_BYTES - 100}",
+            hint="Save fewer variables, or fewer values.",
+        )
     return b'{"checksum":%d,"content":%s}\n' % (checksum(text), text)
 
 
@@ -97,8 +105,8 @@ def decode(marker: bytes, path: str) -> dict[str, Any]:
     try:
         content = json.loads(marker)["content"]
         # Encoding the content again must give the same bytes: this also detects changes outside of it.
-        whole = encode(content) == marker
-    except (ValueError, KeyError, TypeError, RecursionError):
+        whole = isinstance(content, dict) and encode(content) == marker
+    except (ValueError, KeyError, TypeError, RecursionError, CheckpointError):
         whole = False
     if not whole:
         raise CheckpointError(f"{path} is incomplete or was changed: its checksum is wrong.", hint=HINT)

@@ -8,12 +8,17 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
+import numpy as np
+
 from dtrain import events
-from dtrain.checkpoint.callback_state import CallbackStates
+from dtrain.checkpoint.callback_state import CallbackStates, is_saved
 from dtrain.checkpoint.content import LoadedCheckpoint, restore_findings, restore_generators
 from dtrain.checkpoint.folder import CheckpointFolder
+from dtrain.checkpoint.tensor_file import is_count
+from dtrain.keras_engine.feed.position import DataPosition
 from dtrain.keras_engine.loop import current_loop
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.log import logger
@@ -37,6 +42,34 @@ class Case(enum.Enum):
     WITHIN_EPOCH = "an epoch had begun"
     TRAINED = "all epochs were done, but not what comes after them"
     COMPLETE = "nothing was left to do"
+
+
+def _is_count(value: object) -> bool:
+    return is_count(int(value) if isinstance(value, np.integer) else value)
+
+
+_FORMS: Mapping[str, Callable[[object], bool]] = {
+    "int": _is_count,
+    "bool": lambda value: isinstance(value, bool | np.bool_),
+    "int | None": lambda value: value is None or _is_count(value),
+}
+
+
+def is_state(state: Mapping[str, Any]) -> bool:
+    """Whether a worker's state in a checkpoint has the form of those that a `fit` saves."""
+    position, callbacks, findings = (state.get(name) for name in ("position", "callbacks", "findings"))
+    return (
+        all(_is_count(state.get(name)) for name in ("epoch", "epochs", "done"))
+        and isinstance(state.get("stopped"), bool)
+        and isinstance(position, dict)
+        and all(isinstance(position.get(name), dict) for name in ("place", "source", "data"))
+        and {*position["place"]} == {each.name for each in fields(DataPosition)}
+        and all(_FORMS[str(each.type)](position["place"][each.name]) for each in fields(DataPosition))
+        and isinstance(findings, dict)
+        and all(isinstance(findings.get(name, ""), dict | None) for name in ("train", "test"))
+        and isinstance(callbacks, dict)
+        and is_saved(callbacks)
+    )
 
 
 class NewTraining:

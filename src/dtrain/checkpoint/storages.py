@@ -8,10 +8,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dtrain import safe_files
 from dtrain.checkpoint import tensor_file
 from dtrain.checkpoint.checkpoint_io import CheckpointIO
 from dtrain.errors import ConfigurationError
@@ -73,9 +75,21 @@ class TensorFlowFiles(CheckpointIO):
 
 
 class LocalFiles(TensorFlowFiles):
-    """Local files (without a scheme, or `file://`), written so that they survive a crash of the machine."""
+    """Local files (without a scheme, or `file://`), written so that they survive a crash of the machine.
+
+    Files are created anew, and only regular files are read: no link in a folder of checkpoints is followed.
+    """
 
     local = True
+
+    def make_directories(self, path: str) -> None:
+        """Creates a directory and its parents; an existing directory is no error."""
+        os.makedirs(_plain(path), exist_ok=True)  # noqa: PTH103
+
+    def write(self, path: str, content: bytes) -> None:
+        """Writes a new file; `FileExistsError` if anything is there."""
+        with os.fdopen(safe_files.create(_plain(path)), "wb") as file:
+            file.write(content)
 
     @contextlib.contextmanager
     def output(self, path: str) -> Iterator[tensor_file.Output]:
@@ -85,11 +99,41 @@ class LocalFiles(TensorFlowFiles):
 
     def read(self, path: str) -> bytes:
         """The content of a file."""
-        return Path(_plain(path)).read_bytes()
+        return self.read_at_most(path, self.size(path))
+
+    def read_at_most(self, path: str, most: int) -> bytes:
+        """The content of a regular file; `UnsafeFileError` if it is something else, or larger."""
+        return safe_files.read_bytes(_plain(path), most)
+
+    def size(self, path: str) -> int:
+        """The size of a regular file in bytes; `UnsafeFileError` if it is something else."""
+        return safe_files.size(_plain(path))
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or a directory."""
+        return os.path.exists(_plain(path))  # noqa: PTH110
+
+    def names(self, path: str) -> list[str]:
+        """The sorted names in a directory; an empty list if there is no directory."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return sorted(os.listdir(_plain(path)))  # noqa: PTH208
+        return []
+
+    def is_link(self, path: str) -> bool:
+        """Whether a path itself is a symbolic link."""
+        return safe_files.is_link(_plain(path))
+
+    def remove(self, path: str) -> None:
+        """Deletes what is there, a directory too, but nothing that a link leads to."""
+        safe_files.remove(_plain(path))
+
+    def remove_directory(self, path: str) -> None:
+        """As `remove`."""
+        safe_files.remove(_plain(path))
 
     def sync(self, path: str) -> None:
         """Waits until a file or directory is on the disk."""
-        handle = os.open(_plain(path), os.O_RDONLY)
+        handle = os.open(_plain(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opened only to be synced
         try:
             os.fsync(handle)
         except OSError as error:
@@ -101,7 +145,7 @@ class LocalFiles(TensorFlowFiles):
 
     def write_whole(self, path: str, content: bytes) -> None:
         """Writes a file atomically: even after a machine crash, it is complete or does not exist."""
-        beside = f"{path}.part"
+        beside = f"{path}.{secrets.token_hex(8)}.part"
         self.write(beside, content)
         self.sync(beside)
         self.move(beside, path)

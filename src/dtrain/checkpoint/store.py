@@ -207,6 +207,8 @@ class CheckpointStore:
             stored.sweep(self._directory, save.name)
         began = time.monotonic()
         self._storage.make_directories(path)
+        if self._storage.is_link(path):
+            raise CheckpointError(f"{path} is a symbolic link, which dtrain has not made")
         share = self._write_share(path, save.tensors)
         size = sum(file["size"] for file in share.values())
         self.last_written = Written(save.name.step, size, time.monotonic() - began)
@@ -229,7 +231,8 @@ class CheckpointStore:
             for name in (index, data):
                 self._storage.sync(join(path, name))
                 share[name] = {"size": self._storage.size(join(path, name))}
-            share[index]["checksum"] = layout.checksum(self._storage.read(join(path, index)))
+            content = self._storage.read_at_most(join(path, index), layout.MOST_BYTES)
+            share[index]["checksum"] = layout.checksum(content)
         marker = layout.encode({"version": layout.VERSION, "files": share})
         self._storage.write_whole(join(path, layout.whole_marker(self._writer, self._writers)), marker)
         return share
@@ -263,14 +266,17 @@ class CheckpointStore:
         """
         failure = join(path, layout.failure_marker(writer, self._writers))
         if self._storage.exists(failure):
-            content = layout.decode(self._storage.read(failure), failure)
-            raise _ShareFailedError(f"writer {writer}: {content['reason']}", out_of_space=content["no_room"])
+            content = layout.decode(self._storage.read_at_most(failure, layout.MOST_BYTES), failure)
+            raise _ShareFailedError(
+                f"writer {writer}: {content.get('reason')}", out_of_space=bool(content.get("no_room"))
+            )
         marker = join(path, layout.whole_marker(writer, self._writers))
         if not self._storage.exists(marker):
             return None
         try:
-            share: dict[str, dict[str, int]] = layout.decode(self._storage.read(marker), marker)["files"]
-            stored.check_sizes(path, share)
+            content = layout.decode(self._storage.read_at_most(marker, layout.MOST_BYTES), marker)
+            share: dict[str, dict[str, int]] | None = content.get("files")
+            stored.check_sizes(path, share, layout.share_prefix(writer, self._writers))
         except CheckpointError:
             return None  # a network file system may show new files late, or in part
         return share

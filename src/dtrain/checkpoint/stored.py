@@ -12,11 +12,13 @@ from typing import Any
 
 from dtrain.checkpoint import layout
 from dtrain.checkpoint.storages import join, storage_of
+from dtrain.checkpoint.tensor_file import is_count
 from dtrain.errors import CheckpointError
 from dtrain.log import logger
 
 _HINT = "Use an older checkpoint. If this happens again, check the disk and the network, which may lose data."
 
+_LATEST = 1e15  # seconds since 1970 that no checkpoint was written at; NaN is not below it either
 _reported: set[str] = set()
 
 
@@ -70,7 +72,7 @@ def committed(directory: str) -> list[StoredCheckpoint]:
             try:
                 found.append(_read_commit(path))
             except CheckpointError as error:
-                _report(path, error)
+                _report(path, error.message)
     return sorted(found, key=lambda each: (each.step, each.serial, each.time), reverse=True)
 
 
@@ -94,9 +96,9 @@ def read_share(checkpoint: StoredCheckpoint, share: int) -> dict[str, Any]:
         return {}
     prefix = join(checkpoint.path, layout.share_prefix(share, checkpoint.writers))
     try:
-        _check_files(checkpoint.path, expected)
+        _check_files(checkpoint.path, expected, layout.share_prefix(share, checkpoint.writers))
         return storage_of(prefix).read_tensors(prefix)
-    except (tf.errors.OpError, OSError) as error:
+    except (tf.errors.OpError, OSError, MemoryError) as error:
         raise CheckpointError(f"{prefix} cannot be read: {one_line(error)}", hint=_HINT) from error
 
 
@@ -123,7 +125,8 @@ def remove_all(directory: str) -> None:
         # The oldest first: if this is interrupted, the newest ones are left.
         for name in sorted(_names(directory)):
             remove(join(directory, str(name)))
-        if storage_of(directory).exists(directory) and not storage_of(directory).names(directory):
+        storage = storage_of(directory)
+        if storage.exists(directory) and not storage.is_link(directory) and not storage.names(directory):
             with contextlib.suppress(OSError, tf.errors.OpError):
                 storage_of(directory).remove_directory(directory)
 
@@ -180,8 +183,16 @@ def one_line(error: BaseException) -> str:
 
 
 def _names(directory: str) -> list[layout.CheckpointName]:
-    found = (layout.parse_name(name) for name in storage_of(directory).names(directory))
-    return [name for name in found if name is not None]
+    """The names of checkpoints, complete or not. A link is left out: it leads to files of somebody else."""
+    storage = storage_of(directory)
+    found = []
+    for name in map(layout.parse_name, storage.names(directory)):
+        path = join(directory, str(name))
+        if name is not None and not storage.is_link(path):
+            found.append(name)
+        elif name is not None:
+            _report(path, "it is a symbolic link, so it is neither read nor deleted.")
+    return found
 
 
 def _read_commit(path: str) -> StoredCheckpoint:
@@ -189,31 +200,46 @@ def _read_commit(path: str) -> StoredCheckpoint:
 
     marker = join(path, layout.COMMITTED)
     try:
-        content = layout.decode(storage_of(path).read(marker), marker)
-        for share in content["shares"]:
-            check_sizes(path, share)
-        noted = {name: content[name] for name in ("step", "serial", "writers", "notes", "token", "time")}
-        return StoredCheckpoint(path=path, shares=tuple(content["shares"]), **noted)
+        content = layout.decode(storage_of(path).read_at_most(marker, layout.MOST_BYTES), marker)
+        # A marker that dtrain has not written may say anything, despite its checksum.
+        names = ("step", "serial", "token", "writers", "notes", "time")
+        noted: dict[str, Any] = {name: content.get(name) for name in names}
+        shares = content.get("shares")
+        name = layout.CheckpointName(noted["step"], noted["serial"], noted["token"])
+        if not (
+            all(map(is_count, (noted["step"], noted["serial"], noted["writers"])))
+            and layout.parse_name(path.rpartition("/")[2]) == name
+            and type(noted["time"]) in (int, float)
+            and abs(noted["time"]) < _LATEST
+            and isinstance(noted["notes"], dict)
+            and isinstance(shares, list)
+            and len(shares) == noted["writers"] > 0
+        ):
+            raise CheckpointError(f"{marker} does not describe a checkpoint.", hint=_HINT)
+        for number, share in enumerate(shares):
+            check_sizes(path, share, layout.share_prefix(number, len(shares)))
+        return StoredCheckpoint(path=path, shares=tuple(shares), **noted)
     except (tf.errors.OpError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read: {one_line(error)}", hint=_HINT) from error
-    except (KeyError, TypeError, AttributeError) as error:  # not written by dtrain, despite its checksum
-        raise CheckpointError(f"{marker} does not describe a checkpoint.", hint=_HINT) from error
 
 
-def check_sizes(path: str, expected: Mapping[str, Mapping[str, int]]) -> None:
-    """Checks that the files of a share have the recorded sizes.
+def check_sizes(path: str, expected: Any, prefix: str) -> None:
+    """Checks that the files of a share are there, and have the recorded sizes.
 
     Args:
         path: the directory of the checkpoint.
-        expected: the files by name, with their `size` in bytes.
+        expected: the files by name, with their `size` in bytes, as a marker says.
+        prefix: the prefix of the names of the share's files.
 
     Raises:
-        CheckpointError: a file has another size, or its name is no plain file name.
+        CheckpointError: a file has another size, or the marker does not describe this share.
         OSError, tf.errors.OpError: a file is missing.
     """
+    if not isinstance(expected, dict) or (expected and {*expected} != {*layout.tensor_files(prefix)}):
+        raise CheckpointError(f"{path} has a marker that does not describe {prefix}.", hint=_HINT)
     for name, facts in expected.items():
-        if "/" in name:
-            raise CheckpointError(f"{path} names the file {name!r}, which is not its own.", hint=_HINT)
+        if not (isinstance(facts, dict) and is_count(facts.get("size"))):
+            raise CheckpointError(f"{path} has a marker that does not describe {prefix}.", hint=_HINT)
         size = storage_of(path).size(join(path, name))
         if size != facts["size"]:
             raise CheckpointError(
@@ -221,15 +247,13 @@ def check_sizes(path: str, expected: Mapping[str, Mapping[str, int]]) -> None:
             )
 
 
-def _check_files(path: str, expected: Mapping[str, Mapping[str, int]]) -> None:
-    check_sizes(path, expected)
-    for name, facts in expected.items():
-        # Only the index has a checksum here; it contains one for each tensor in the data.
-        if (
-            "checksum" in facts
-            and layout.checksum(storage_of(path).read(join(path, name))) != facts["checksum"]
-        ):
-            raise CheckpointError(f"{join(path, name)} was changed: its checksum is wrong.", hint=_HINT)
+def _check_files(path: str, expected: Mapping[str, Mapping[str, int]], prefix: str) -> None:
+    check_sizes(path, expected, prefix)
+    # Only the index has a checksum here; it contains one for each tensor in the data.
+    index = layout.tensor_files(prefix)[0]
+    found = storage_of(path).read_at_most(join(path, index), layout.MOST_BYTES)
+    if layout.checksum(found) != expected[index].get("checksum"):
+        raise CheckpointError(f"{join(path, index)} was changed: its checksum is wrong.", hint=_HINT)
 
 
 @contextlib.contextmanager
@@ -242,7 +266,7 @@ def _logging_errors(directory: str) -> Iterator[None]:
         logger.warning("Checkpoints in %s cannot be removed: %s", directory, one_line(error))
 
 
-def _report(path: str, error: CheckpointError) -> None:
+def _report(path: str, problem: str) -> None:
     if path not in _reported:
         _reported.add(path)
-        logger.warning("The checkpoint %s is not used: %s", path, error.message)
+        logger.warning("The checkpoint %s is not used: %s", path, problem)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import math
 import mmap
 import os
 import zlib
@@ -17,6 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+
+from dtrain import safe_files
 
 _CHUNK = 1 << 20  # bytes in one write: a multiple of any disk's block size
 _PIECE = 256 << 10  # bytes that stay in the processor's cache between the checksum and the copy
@@ -61,15 +64,41 @@ def write(output: Output, tensors: Mapping[str, Any]) -> list[dict[str, Any]]:
     return entries
 
 
+def size_of(entries: Any) -> int:
+    """The size of the file that has these tensors, in bytes.
+
+    Raises:
+        ValueError: this is no list that `write` returned.
+    """
+    if not (isinstance(entries, list) and all(map(_is_entry, entries))):
+        raise ValueError("its index does not describe tensors")
+    return sum(entry["size"] for entry in entries)
+
+
+def _is_entry(entry: Any) -> bool:
+    return (
+        isinstance(entry, dict)
+        and all(isinstance(entry.get(name), str) for name in ("name", "dtype"))
+        and all(is_count(entry.get(name)) for name in ("size", "checksum"))
+        and isinstance(entry.get("shape"), list)
+        and all(map(is_count, entry["shape"]))
+    )
+
+
+def is_count(value: object) -> bool:
+    """Whether a value of JSON is a whole number from 0 that a size in bytes can be."""
+    return type(value) is int and 0 <= value < 1 << 63
+
+
 def read(content: Any, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Reads the tensors in a file, by name, on the CPU.
 
     Args:
         content: all bytes of the file.
-        entries: what `write` returned.
+        entries: what `write` returned, as `size_of` accepts it.
 
     Raises:
-        ValueError: a checksum is wrong; the message names the tensor.
+        ValueError: a checksum is wrong, or a tensor is not as described; the message names the tensor.
     """
     found: dict[str, Any] = {}
     everything, at = memoryview(content).cast("B"), 0
@@ -78,7 +107,10 @@ def read(content: Any, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         at += entry["size"]
         if len(part) != entry["size"] or zlib.crc32(part) != entry["checksum"]:
             raise ValueError(f"the checksum of {entry['name']} is wrong")
-        found[entry["name"]] = _tensor_of(part, entry["dtype"], entry["shape"])
+        try:
+            found[entry["name"]] = _tensor_of(part, entry["dtype"], entry["shape"])
+        except Exception as error:  # of a wrong dtype or shape, or of bytes that are no tensor
+            raise ValueError(f"{entry['name']} cannot be read: {type(error).__name__}: {error}") from error
     return found
 
 
@@ -102,7 +134,11 @@ def _tensor_of(content: memoryview, dtype: str, shape: Sequence[int]) -> Any:
     kind = tf.as_dtype(dtype)
     with tf.device("CPU:0"):
         if kind == tf.string:
-            return tf.io.parse_tensor(bytes(content), tf.string)
+            described = type(tf.make_tensor_proto("")).FromString(bytes(content))
+            # A few bytes could declare a tensor of any size: its last text would be repeated.
+            if len(described.string_val) != math.prod(shape):
+                raise ValueError("it has another number of texts than its shape")
+            return tf.reshape(tf.io.parse_tensor(bytes(content), tf.string), shape)
         return tf.constant(np.frombuffer(content, np.uint8).view(kind.as_numpy_dtype).reshape(shape))
 
 
@@ -123,8 +159,8 @@ class RemoteOutput:
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[Output]:
-    """Opens a new local file for output; an existing file is replaced."""
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, _MODE)
+    """Opens a new local file for output; `FileExistsError` if anything is there."""
+    handle = safe_files.create(path, mode=_MODE)
     try:
         output = _Chunks(handle)
         yield output

@@ -25,7 +25,7 @@ from dtrain.upstream.tensorflow import underlying
 
 _COMMON, _OWN = "common", "own"
 _ALONE = ReplicaLayout()
-_AGGREGATIONS = {
+AGGREGATIONS = {
     "sum": tf.VariableAggregation.SUM,
     "mean": tf.VariableAggregation.MEAN,
     "first": tf.VariableAggregation.ONLY_FIRST_REPLICA,
@@ -189,7 +189,7 @@ class TrainingVariables:
             return "sum" if self._local().apart else ""
         if getattr(found, "synchronization", None) != tf.VariableSynchronization.ON_READ:
             return ""
-        kinds = {aggregation: kind for kind, aggregation in _AGGREGATIONS.items()}
+        kinds = {aggregation: kind for kind, aggregation in AGGREGATIONS.items()}
         return kinds.get(found.aggregation, "first")
 
     def _local(self) -> LocalState:
@@ -234,7 +234,7 @@ class TrainingVariables:
             return
         # The aggregation of a user's metric is known only after its first update, so take the checkpoint's.
         if self._apart(variable):
-            upstream_tf.set_aggregation(underlying(variable), _AGGREGATIONS[kind])
+            upstream_tf.set_aggregation(underlying(variable), AGGREGATIONS[kind])
         for replica, part in self._parts(variable):
             if same:
                 part.assign(parts[replica])

@@ -7,12 +7,14 @@ plans, runs and evaluates a row.
 from __future__ import annotations
 
 import argparse
+import io
 import shutil
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtrain import safe_files
 from dtrain.errors import ConfigurationError
 from dtrain.option_fields import declare, given_options, own_fields
 
@@ -78,7 +80,8 @@ def _measure(results: Results, directory: Path) -> int:
     status, started = 0, time.monotonic()
     try:
         write_data(results, directory)
-        with (directory / "log.txt").open("w", encoding="utf-8") as log:
+        opened = safe_files.open_new(directory / "log.txt")
+        with io.TextIOWrapper(opened, encoding="utf-8") as log:
             runner = Runner(results.asked, results.machine.cores, log)
             with runner.opened():
                 try:

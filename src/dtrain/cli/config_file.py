@@ -6,14 +6,20 @@ It knows no option by name, and checks values by the parser's own types. The com
 from __future__ import annotations
 
 import argparse
+import re
+import reprlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dtrain import safe_files
+from dtrain.counts import MOST
 from dtrain.errors import ConfigurationError, known_are
 
 _FLAG = "--config"
+_MOST_BYTES = 256 << 10
+_MOST_DOTS = 500
 
 
 def add_config_argument(parser: argparse.ArgumentParser) -> None:
@@ -108,8 +114,16 @@ def _entries(parser: argparse.ArgumentParser, path: Path) -> list[tuple[str, arg
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        with path.open("rb") as file:
-            return tomllib.load(file)
+        text = safe_files.read_text(path, _MOST_BYTES, links=True)
+        # The time that tomllib takes for a key grows with the square of its parts.
+        if any(part.count(".") > _MOST_DOTS for part in re.split("[=,\n]", text)):
+            raise RecursionError
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ConfigurationError(
+            f"The file of {_FLAG}, {path}, is nested too deeply to be read.",
+            hint='Write one option on a line, such as workers = 2 or script = "train.py".',
+        ) from None
     except OSError as error:
         raise ConfigurationError(
             f"The file of {_FLAG}, {path}, cannot be read: {error.strerror}.", hint="Check the path."
@@ -134,6 +148,8 @@ def _as_words(action: argparse.Action, value: Any, place: str) -> list[str]:
         return [f"{flag}={each}" for each in value] if flag else value
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise _wrong(place, value, "one value")
+    if isinstance(value, int) and abs(value) > MOST:
+        raise _wrong(place, "so large", f"a number up to {MOST}")
     text = value if isinstance(value, str) else repr(value)
     if action.type in (None, str):
         if not isinstance(value, str):
@@ -146,7 +162,8 @@ def _as_words(action: argparse.Action, value: Any, place: str) -> list[str]:
                 str(error) if isinstance(error, argparse.ArgumentTypeError) else "it is not such a number"
             )
             raise ConfigurationError(
-                f"{place} is {value!r}: {problem}.", hint=f"Give a value that {flag or action.dest} accepts."
+                f"{place} is {reprlib.repr(value)}: {problem}.",
+                hint=f"Give a value that {flag or action.dest} accepts.",
             ) from None
         if isinstance(value, str) and isinstance(parsed, int | float) and _is_number(value):
             raise _wrong(place, value, "a number, without quotes")
@@ -164,4 +181,4 @@ def _is_number(text: str) -> bool:
 def _wrong(place: str, value: object, wanted: str) -> ConfigurationError:
     kinds = {bool: "a boolean", str: "a string", list: "a list", dict: "a table"}
     kind = kinds.get(type(value), "a number" if isinstance(value, int | float) else "a date or time")
-    return ConfigurationError(f"{place} is {value!r}, {kind}.", hint=f"Write {wanted}.")
+    return ConfigurationError(f"{place} is {reprlib.repr(value)}, {kind}.", hint=f"Write {wanted}.")

@@ -7,6 +7,7 @@ This module parses the arguments, starts the programs, prints the progress and w
 from __future__ import annotations
 
 import argparse
+import io
 import platform
 import shlex
 import sys
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtrain import safe_files
 from dtrain.errors import ConfigurationError, known_are
 from dtrain.option_fields import positive_integer, seconds
 
@@ -82,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
     results = _results(args, programs)
     started = time.monotonic()
     try:
-        with (folder / "conformance.log").open("w", encoding="utf-8") as log:
+        opened = safe_files.open_new(folder / "conformance.log")
+        with io.TextIOWrapper(opened, encoding="utf-8") as log:
             runner = ProgramRunner(args.time_limit, log)
             with runner.opened():
                 _measure(results, runner, strategies, [args.only] if args.only else list(SIDES))
@@ -146,7 +149,7 @@ def _folder(path: str) -> Path:
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "conformance.log").touch()
+        safe_files.open_new(folder / "conformance.log").close()
     except OSError as error:
         raise ConfigurationError(
             f"The output directory {folder} cannot be used: {error}.", hint="Choose another one (--output)."
@@ -181,11 +184,11 @@ def _results(args: argparse.Namespace, programs: list[CorpusProgram]) -> Conform
 
 def _write(results: Conformance, folder: Path) -> None:
     from dtrain.conformance.page import as_page
-    from dtrain.monitor.run_directory import to_json, write_whole
+    from dtrain.monitor.json_text import to_json
 
     try:
-        write_whole(folder / _NAMES[0], as_page(results))
-        write_whole(folder / _NAMES[1], to_json(results.as_data()))
+        safe_files.write_text(folder / _NAMES[0], as_page(results))
+        safe_files.write_text(folder / _NAMES[1], to_json(results.as_data()))
     except OSError as error:
         raise ConfigurationError(
             f"The table cannot be written to {folder}: {error}.",

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Self, cast
 
+from dtrain import safe_files
 from dtrain.errors import DataError
 from dtrain.plain_text import cleaned
 
@@ -53,7 +54,7 @@ def open_archive(path: Path) -> Iterator[Archive]:
     Raises:
         DataError: the file is no tar archive, is cut off, or is damaged. The whole archive is checked here.
     """
-    with gzip.open(path) as file:
+    with safe_files.open_to_read(path, links=True) as packed, gzip.open(packed) as file:
         stream = cast("IO[bytes]", file)
         with _damage_reported(path):
             metered = _Metered(stream)
@@ -205,7 +206,7 @@ def _damage_reported(path: Path) -> Iterator[None]:
     except (*_DAMAGE, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # an error of the disk or the system; its message names the file
-        with path.open("rb") as file:
+        with safe_files.open_to_read(path, links=True) as file:
             start = file.read(24)
         raise DataError(
             f"{path} ({path.stat().st_size} bytes, beginning {start!r}) is not a complete tar archive: "

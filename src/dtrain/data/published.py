@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from dtrain import safe_files
 from dtrain.cluster import settings
 from dtrain.data.download import download
 from dtrain.errors import DataError
@@ -79,7 +80,7 @@ def locate(
     if found is None:
         raise _missing(published, folders)
     if found.stat().st_size == published.size:
-        with found.open("rb") as file:
+        with safe_files.open_to_read(found, links=True) as file:
             md5 = hashlib.file_digest(file, lambda: hashlib.new("md5", usedforsecurity=False)).hexdigest()
         if md5 != published.md5:
             raise DataError(

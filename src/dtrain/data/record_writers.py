@@ -6,6 +6,7 @@ A file gets its final name only when it is complete. This module does not read f
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from dtrain import safe_files
 from dtrain.data.columns import Column, columns_of, named_columns
 from dtrain.data.records import array_record_module
 from dtrain.data.tfrecord_files import check_compression
@@ -104,14 +106,17 @@ def _write(examples: Any, pattern: Any, shards: int, open_writer: Callable[[str]
     paths = _paths(os.fspath(pattern), shards)
     for shard, path in enumerate(paths):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        partial = f"{path}.partial"
-        writer = open_writer(partial)
+        partial = f"{path}.{secrets.token_hex(8)}.partial"  # a link may be at a name that can be foreseen
         try:
-            for row in range(shard * count // shards, (shard + 1) * count // shards):
-                writer.write(_serialized(columns, row))
+            writer = open_writer(partial)
+            try:
+                for row in range(shard * count // shards, (shard + 1) * count // shards):
+                    writer.write(_serialized(columns, row))
+            finally:
+                writer.close()
+            Path(partial).replace(path)
         finally:
-            writer.close()
-        Path(partial).replace(path)
+            safe_files.remove(partial, ignore_errors=True)
     return paths
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain import safe_files
 from dtrain.data.tfrecord_files import check_compression, scan
 from dtrain.errors import ConfigurationError, DataError, UnsupportedVersionError
 
@@ -151,7 +152,13 @@ def open_array_record(path: str) -> Any:
         UnsupportedVersionError: the package array-record is not installed.
         DataError: the file cannot be read.
     """
-    reader = array_record_module().ArrayRecordReader(path, _READER_OPTIONS)
+    module = array_record_module()
+    try:
+        safe_files.check_regular(path)
+    except OSError as error:
+        problem = f"{path} cannot be read: {error.strerror}."
+        raise DataError(problem, hint="look at its name and rights") from error
+    reader = module.ArrayRecordReader(path, _READER_OPTIONS)
     if not reader.ok():
         raise DataError(
             f"{path} is not an array-record file, or is incomplete or damaged.",

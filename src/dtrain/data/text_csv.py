@@ -18,12 +18,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dtrain import safe_files
 from dtrain.cluster import settings
 from dtrain.data.published import listing
 from dtrain.data.texts import Texts, check_encoding, wrong_encoding
-from dtrain.errors import ConfigurationError, DataError
+from dtrain.errors import ConfigurationError, DataError, UnsafeFileError
 from dtrain.log import logger
 
+_MOST_BYTES = 4 << 30  # of a table, which is read into memory
 _DELIMITERS = (",", ";", "\t", "|")
 _DIGITS = 1000  # characters of a number; Python refuses to convert several thousand digits
 _WRITTEN_AS_FLOAT = re.compile(r"(-?[0-9]+)\.0+")
@@ -163,7 +165,10 @@ def _locate(path: Path) -> Path:
 
 
 def _decode(file: Path, encoding: str) -> str:
-    raw = file.read_bytes()
+    try:
+        raw = safe_files.read_bytes(file, _MOST_BYTES, links=True)
+    except UnsafeFileError as error:
+        raise DataError(error.message, hint=error.hint) from error
     try:
         # Some programs write a byte order mark, which is no part of the first column's name.
         return raw.decode(encoding).removeprefix("\ufeff")

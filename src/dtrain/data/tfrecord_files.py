@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
+from dtrain import safe_files
 from dtrain.errors import ConfigurationError, DataError
 from dtrain.upstream.datasets import masked_crc32c
 
@@ -168,7 +169,7 @@ def _raw(path: str) -> Iterator[Any]:
 
             file: Any = tf.io.gfile.GFile(path, "rb")
         else:
-            file = open(path, "rb")  # noqa: SIM115, PTH123
+            file = safe_files.open_to_read(path, links=True)
     except OSError as error:
         raise DataError(
             f"{path} cannot be read: {error.strerror}.", hint="look at its name and rights"

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+from dtrain import safe_files
 from dtrain.clock import REAL, Clock
 from dtrain.cluster.secret import job_secret
 from dtrain.cluster.sockets import bind_everywhere
@@ -91,7 +92,7 @@ def _prepared_context(checkpoint_dir: Path | None, wait: float, clock: Clock) ->
     finally:
         if checkpoint_dir is not None:
             with contextlib.suppress(OSError):
-                (checkpoint_dir / token).unlink()
+                safe_files.remove(checkpoint_dir / token)
 
 
 def _with_peers(context: CheckContext, token: str, wait: float) -> CheckContext:

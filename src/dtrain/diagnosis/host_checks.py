@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import ipaddress
+import os
 import resource
 import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from dtrain import safe_files
 from dtrain.diagnosis.check import CheckContext, CheckResult
 from dtrain.diagnosis.installation import PROBE_SECONDS, nccl_version
 from dtrain.errors import DtrainError
@@ -197,7 +199,8 @@ def _used_by(port: int) -> str:
 def writes_to(directory: Path, name: str, content: str) -> str:
     """Write a file to a directory; returns why that failed, or ""."""
     try:
-        (directory / name).write_text(content, encoding="ascii")
+        with os.fdopen(safe_files.create(directory / name), "wb") as file:
+            file.write(content.encode("ascii"))
     except OSError as error:
         return error.strerror or str(error)
     return ""

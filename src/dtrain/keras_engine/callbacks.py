@@ -19,7 +19,7 @@ from typing import Any
 
 import keras
 
-from dtrain import events
+from dtrain import events, safe_files
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.loop import FitSession
 from dtrain.keras_engine.peer_exchange import exchange
@@ -319,7 +319,7 @@ def _followed(paths: set[str], layout: ReplicaLayout) -> set[str]:
     for mark in marks.values():
         if mark:
             with contextlib.suppress(OSError):
-                os.remove(mark)  # noqa: PTH107
+                safe_files.remove(mark)
     return followed
 
 
@@ -334,7 +334,7 @@ def _leave(path: str, mark: str) -> str | None:
     beside = Path(path).parent / f".dtrain-{mark}"
     try:
         beside.parent.mkdir(parents=True, exist_ok=True)
-        beside.touch()
+        os.close(safe_files.create(beside))
     except OSError:
         return None
     return str(beside)

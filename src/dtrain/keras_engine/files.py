@@ -10,11 +10,11 @@ import ctypes
 import errno
 import inspect
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dtrain import safe_files
 from dtrain.keras_engine.asynchronous.snapshot import Snapshots
 from dtrain.keras_engine.protocol import is_asynchronous, layout_of
 from dtrain.keras_engine.scratch import scratch_beside
@@ -109,10 +109,7 @@ def put(written: Path, target: Path) -> None:
         if _exchange(written, target):
             return
         with contextlib.suppress(FileNotFoundError):  # another worker has replaced it meanwhile
-            if target.is_dir():
-                shutil.rmtree(target)
-            else:
-                target.unlink()
+            safe_files.remove(target)
 
 
 def _exchange(one: Path, other: Path) -> bool:

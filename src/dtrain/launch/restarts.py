@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import secrets
-import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from dtrain import safe_files
 from dtrain.channel import RUN_AGAIN
 from dtrain.launch.attempt import AttemptPolicy, JobRecord
 from dtrain.launch.connections import Connections
@@ -182,6 +182,6 @@ def remove_all(paths: Sequence[str]) -> None:
     """
     for path in dict.fromkeys(paths):
         if "://" not in path and Path(path).is_absolute():
-            shutil.rmtree(path, ignore_errors=True)
+            safe_files.remove(path, ignore_errors=True)
             with contextlib.suppress(OSError):
                 Path(path).parent.rmdir()

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from dtrain import safe_files
 from dtrain.errors import ConfigurationError
 from dtrain.launch.output import Console
 from dtrain.topology import Task
@@ -84,7 +85,7 @@ class TaskLogs:
         notes = [f"[dtrain] {missing} lines are missing here."] if missing else []
         try:
             # Opened for each write: a job may have more tasks than this process may have open files.
-            with path.open("ab") as file:
+            with safe_files.open_to_append(path) as file:
                 if path not in self._begun and file.tell():
                     notes = [f"[dtrain] Started at {datetime.datetime.now():%Y-%m-%d %H:%M:%S}.", *notes]
                 text = "".join(f"{line}\n" for line in [*notes, *lines])

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dtrain import safe_files
 from dtrain.errors import UnsupportedVersionError
 from dtrain.log import logger
-from dtrain.paths import written_whole
 
 _COLUMNS = 3
 _MOST = 9
@@ -76,8 +76,8 @@ def plot_curves(history: Mapping[str, Sequence[float]], path: Path, *, title: st
         figure.suptitle(title, fontsize=11)
     for place, metric in enumerate(metrics, start=1):
         _draw(figure.add_subplot(rows, columns, place), metric, history)
-    with written_whole(path) as unfinished:
-        figure.savefig(unfinished, format="png", dpi=120)
+    with safe_files.replacing(path) as file:
+        figure.savefig(file, format="png", dpi=120)
 
 
 def _metrics(history: Mapping[str, Sequence[float]]) -> list[str]:

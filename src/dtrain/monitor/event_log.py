@@ -7,6 +7,7 @@ that a later attempt has replaced gets an error. This module does not read the f
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -16,16 +17,18 @@ from typing import Any
 import keras
 import numpy as np
 
-from dtrain import events, job
+from dtrain import events, job, safe_files
 from dtrain.cluster import settings
 from dtrain.keras_engine.callbacks import Stateless
 from dtrain.keras_engine.protocol import is_asynchronous
 from dtrain.log import logger
+from dtrain.monitor.json_text import without_nan
 from dtrain.monitor.record import VERSION
-from dtrain.monitor.run_directory import RunDirectory, check_attempt, without_nan
+from dtrain.monitor.run_directory import RunDirectory, check_attempt
 from dtrain.training_clock import clock
 from dtrain.training_rate import of_epoch
 
+_APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT
 _INTERVAL = 1.0  # seconds between two lines about steps
 
 
@@ -128,8 +131,9 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         try:
             with self._lock:
                 if self._file is None:
-                    self._file = self._path.open("a", encoding="utf-8")
-                    _end_torn_line(self._file, self._path)
+                    descriptor = safe_files.open_regular(self._path, _APPEND)
+                    self._file = os.fdopen(descriptor, "a+", encoding="utf-8")
+                    _end_torn_line(self._file)
                 self._file.write(line + "\n")
                 self._file.flush()
         except OSError as error:
@@ -161,11 +165,8 @@ def _number(value: Any) -> float | str | None:
     return number if np.isfinite(number) else None
 
 
-def _end_torn_line(file: Any, path: Path) -> None:
+def _end_torn_line(file: Any) -> None:
     """Ends an incomplete last line, which a killed process may have left, with a newline."""
-    if file.tell() == 0:
-        return
-    with path.open("rb") as before:
-        before.seek(-1, 2)
-        if before.read(1) != b"\n":
-            file.write("\n")
+    size = os.fstat(file.fileno()).st_size
+    if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+        file.write("\n")

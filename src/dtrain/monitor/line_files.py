@@ -8,19 +8,30 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import json
 import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from dtrain import safe_files
+
 EVENTS = "events.jsonl"
 METRICS = "metrics.csv"
+
+MOST_OF_EVENTS = 512 << 20
+"""The largest `events.jsonl` in bytes: lines of three weeks at one a second."""
+MOST_OF_METRICS = 32 << 20
+"""The largest `metrics.csv` in bytes."""
 
 VERSIONS = (0, 1)
 """The formats of a run directory that this dtrain reads; 0 is the format without an event file."""
 
 _EPOCH = "epoch"
 _SHOWN = 5
+_MOST_LINES = 2_000_000
+_LONGEST_LINE = 1 << 20  # bytes
+_MOST_COLUMNS = 10_000
+_LARGEST = 1e300  # beyond it, sums and products of values would be infinite
+_HIGHEST_EPOCH = 10**9
 _T = TypeVar("_T")
 
 
@@ -45,7 +56,8 @@ def parse_events(content: bytes, *, running: bool = False) -> tuple[list[dict[st
         The events, each a dictionary with a text `kind` and a finite number `time`, all else unchecked; and
         one sentence for each problem. A file of an unknown format gives no events and one problem.
     """
-    found, bad, torn = _parsed(content.split(b"\n"), _event)
+    lines, more = _lines(EVENTS, content)
+    found, bad, torn = _parsed(lines, _event)
     begins = {number: event for number, event in found.items() if event["kind"] == "begin"}
     for event in begins.values():
         if not is_known_version(event.get("version", 0)):
@@ -53,7 +65,7 @@ def parse_events(content: bytes, *, running: bool = False) -> tuple[list[dict[st
             return [], [problem]
     # An incomplete line before a `begin` is no damage: an attempt died while writing it.
     bad = [number for number in bad if number + 1 not in begins]
-    return list(found.values()), _lines_left_out(EVENTS, bad, torn=torn and not running)
+    return list(found.values()), [*more, *_lines_left_out(EVENTS, bad, torn=torn and not running)]
 
 
 def parse_metrics(
@@ -71,12 +83,25 @@ def parse_metrics(
     """
     if not content:
         return {}, [f"{METRICS} is empty."]
-    first, *lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    (first, *lines), more = _lines(METRICS, content.removeprefix(b"\xef\xbb\xbf"))
     names = _cells(first)
+    if len(names) > _MOST_COLUMNS:
+        return {}, [
+            f"{METRICS} has {len(names)} columns, and was left out; at most {_MOST_COLUMNS} are read."
+        ]
     if _EPOCH not in names:
         return {}, [f"{METRICS} has no column 'epoch' in its first line, and was left out."]
     found, bad, torn = _parsed(lines, lambda line: _values(names, line))
-    return dict(found.values()), _lines_left_out(METRICS, [1 + n for n in bad], torn=torn and not running)
+    left_out = _lines_left_out(METRICS, [1 + n for n in bad], torn=torn and not running)
+    return dict(found.values()), [*more, *left_out]
+
+
+def _lines(file: str, content: bytes) -> tuple[list[bytes], list[str]]:
+    """The first lines of a file, and a sentence if there are more than are read."""
+    lines = content.split(b"\n", _MOST_LINES)
+    if len(lines) <= _MOST_LINES:
+        return lines, []
+    return lines[:-1], [f"{file} has more than {_MOST_LINES} lines; the others were left out."]
 
 
 def _parsed(lines: list[bytes], parse: Callable[[bytes], _T | None]) -> tuple[dict[int, _T], list[int], bool]:
@@ -90,7 +115,7 @@ def _parsed(lines: list[bytes], parse: Callable[[bytes], _T | None]) -> tuple[di
     """
     found, bad = {}, []
     for number, line in enumerate(lines, start=1):
-        item = parse(line)
+        item = parse(line) if len(line) <= _LONGEST_LINE else None
         if item is not None:
             found[number] = item
         elif line.strip():
@@ -111,8 +136,8 @@ def _lines_left_out(file: str, bad: list[int], *, torn: bool) -> list[str]:
 
 def _event(line: bytes) -> dict[str, Any] | None:
     try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):  # also what is not UTF-8
+        event = safe_files.parse_json(line)
+    except ValueError:  # also what is not UTF-8
         return None
     if not isinstance(event, dict) or not isinstance(event.get("kind"), str):
         return None
@@ -137,17 +162,20 @@ def _values(names: list[str], line: bytes) -> tuple[int, dict[str, float | None]
         with contextlib.suppress(ValueError):
             row[name] = float(cell)
     epoch = row.pop(_EPOCH, math.nan)
-    if epoch < 0 or not epoch.is_integer():
+    if not 0 <= epoch <= _HIGHEST_EPOCH or not epoch.is_integer():
         return None
     return int(epoch), {name: finite(value) for name, value in row.items() if name}
 
 
 def finite(value: object) -> float | None:
-    """A number from JSON as a float, if it is finite; None for anything else, including null and true."""
+    """A number from JSON as a float; None for anything else, including null, true and what is not finite.
+
+    A number with which sums would overflow counts as infinite.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         found = float(value)
     except OverflowError:
         return None
-    return found if math.isfinite(found) else None
+    return found if abs(found) <= _LARGEST else None

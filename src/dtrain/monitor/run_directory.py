@@ -1,7 +1,6 @@
 """The directory of a run: its name, which all workers agree on, and the paths of the run's files.
 
-It ensures that no two runs share a directory, and writes `run.json`. It does not write the model, the metrics
-or the curves.
+It ensures that no two runs share a directory, and writes `run.json`, but none of a run's other files.
 """
 
 from __future__ import annotations
@@ -10,23 +9,26 @@ import contextlib
 import datetime
 import fcntl
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dtrain import job
+from dtrain import job, safe_files
 from dtrain.clock import REAL, Clock
 from dtrain.cluster import settings
 from dtrain.errors import ConfigurationError
 from dtrain.log import logger
-from dtrain.paths import checked_path, written_whole
+from dtrain.monitor.json_text import to_json
+from dtrain.paths import checked_path
 
 RUNS = Path("runs")
 """The folder in which new run directories are made."""
+MOST_BYTES = 16 << 20
+"""The largest `run.json`."""
 _ATTEMPTS = 1000
+_LONGEST_FENCE = 4096
 _HINT = "Choose another directory, or leave --run-dir out for a new one under runs/."
 
 
@@ -85,7 +87,7 @@ class RunDirectory:
     def existing_files(self) -> list[Path]:
         """The paths of the run's files that exist: without matplotlib, for instance, it has no picture."""
         files = self.model, self.metrics, self.events, self.tensorboard, self.curves, self.record
-        return [file for file in files if file.exists()]
+        return [file for file in files if os.path.lexists(file)]
 
     def write_record(self, record: dict[str, Any]) -> None:
         """Writes `record` to `run.json` atomically. Numbers that JSON lacks (NaN) become null.
@@ -95,7 +97,7 @@ class RunDirectory:
             ConfigurationError: a later attempt of this job has taken the directory over.
         """
         check_attempt(self)
-        write_whole(self.record, to_json(record))
+        safe_files.write_text(self.record, to_json(record))
 
 
 def check_run_directory(path: str | os.PathLike[str] | None, *, again: bool = False) -> None:
@@ -115,8 +117,10 @@ def check_run_directory(path: str | os.PathLike[str] | None, *, again: bool = Fa
     """
     directory = RunDirectory(Path(RUNS if path is None else checked_path("run_dir", path)).absolute())
     unfinished = again and (read_record(directory) or {}).get("status") == "running"
-    if path is not None and not unfinished:
-        _check_vacant(directory)
+    if path is not None:
+        _check_files(directory)
+        if not unfinished:
+            _check_vacant(directory)
     check_place("run", directory.path, hint=_HINT)
 
 
@@ -188,10 +192,12 @@ def _claim(
     path: str | os.PathLike[str] | None, name: str, record: dict[str, Any], same: Sequence[str]
 ) -> RunDirectory:
     if settings.attempt() > 0 and (claimed := _claimed_before(path, name)) is not None:
+        _check_files(claimed)
         _take_over(claimed)
         return claimed
     given = None if path is None else Path(checked_path("run_dir", path)).absolute()
     directory = RunDirectory(new_directory(name) if given is None else given)
+    _check_files(directory)
     if path is not None and same and _interrupted(directory, record, same):
         lock_run_directory(directory)
         logger.info("The run in %s was interrupted and resumes.", directory.path)
@@ -199,8 +205,8 @@ def _claim(
     check_run_directory(directory.path)
     directory.path.mkdir(parents=True, exist_ok=True)
     try:
-        with directory.record.open("x", encoding="utf-8") as file:
-            file.write(to_json(record))
+        with os.fdopen(safe_files.create(directory.record), "wb") as file:
+            file.write(to_json(record).encode())
     except FileExistsError:  # another run claimed the directory after the check
         _check_vacant(directory)
     lock_run_directory(directory)
@@ -234,7 +240,7 @@ def _take_over(directory: RunDirectory) -> None:
     with contextlib.suppress(ConfigurationError):
         lock_run_directory(directory)
     if directory.path not in _locks:  # that process lives, or files cannot be locked here
-        write_whole(_fence_of(directory), f"{settings.restarted_job()} {settings.attempt()}")
+        safe_files.write_text(_fence_of(directory), f"{settings.restarted_job()} {settings.attempt()}")
 
 
 def check_attempt(directory: RunDirectory) -> None:
@@ -244,7 +250,7 @@ def check_attempt(directory: RunDirectory) -> None:
         ConfigurationError: a later attempt has, so this process must write nothing more.
     """
     try:
-        job_name, attempt = _fence_of(directory).read_text(encoding="utf-8").split()
+        job_name, attempt = safe_files.read_text(_fence_of(directory), _LONGEST_FENCE).split()
         replaced = job_name == settings.restarted_job() and int(attempt) > settings.attempt()
     except (OSError, ValueError):
         return
@@ -284,7 +290,7 @@ def lock_run_directory(directory: RunDirectory, *, clock: Clock = REAL) -> None:
     """
     if directory.path in _locks:
         return
-    descriptor = os.open(directory.path, os.O_RDONLY)
+    descriptor = os.open(directory.path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         _lock(descriptor, clock)
     except BlockingIOError:
@@ -309,7 +315,7 @@ def _lock(descriptor: int, clock: Clock) -> None:
 def is_locked(directory: RunDirectory) -> bool | None:
     """Whether a process holds the lock of `lock_run_directory`; None if that cannot be determined."""
     try:
-        descriptor = os.open(directory.path, os.O_RDONLY)
+        descriptor = os.open(directory.path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
         return None
     try:
@@ -335,8 +341,8 @@ def read_record(directory: RunDirectory) -> dict[str, Any] | None:
         ```
     """
     try:
-        record = json.loads(directory.record.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        record = safe_files.read_json(directory.record, MOST_BYTES)
+    except (OSError, ValueError):
         return None
     return record if isinstance(record, dict) else None
 
@@ -371,6 +377,20 @@ def new_directory(name: str, now: datetime.datetime | None = None) -> Path:
     raise ConfigurationError(f"{RUNS.absolute()} holds {_ATTEMPTS - 1} runs named {stem}.", hint=_HINT)
 
 
+def _check_files(directory: RunDirectory) -> None:
+    """Check that no file of a run is a link, or no file: Keras' callbacks would write to what it leads to.
+
+    Raises:
+        ConfigurationError: one is.
+    """
+    for path in (*directory.existing_files(), directory.backups):
+        if found := safe_files.unsafe_in(path):
+            raise ConfigurationError(
+                f"The run directory is {directory.path}, but a run would write elsewhere: {found.message}",
+                hint=f"Delete it. {_HINT}",
+            )
+
+
 def _check_vacant(directory: RunDirectory) -> None:
     found = [file.name for file in directory.existing_files()]
     if found:
@@ -378,23 +398,3 @@ def _check_vacant(directory: RunDirectory) -> None:
             f"The run directory is {directory.path}, but it holds another run: {', '.join(found)}.",
             hint=_HINT,
         )
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a text to a file atomically; OSError if it cannot be written."""
-    with written_whole(path) as unfinished:
-        unfinished.write_text(text, encoding="utf-8")
-
-
-def to_json(record: Mapping[str, Any]) -> str:
-    """A record as JSON text. Numbers that JSON lacks (NaN, infinity) become null."""
-    return json.dumps(without_nan(dict(record)), indent=2, allow_nan=False) + "\n"
-
-
-def without_nan(value: Any) -> Any:
-    """Replace numbers that JSON lacks (NaN, infinity) by None, also inside dictionaries, lists and tuples."""
-    if isinstance(value, dict):
-        return {key: without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_nan(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -28,6 +28,7 @@ from dtrain.training_rate import Figures, of_epoch
 
 Event = Mapping[str, Any]
 _T = TypeVar("_T")
+_HIGHEST = 10**12  # of a number of steps, epochs or workers; a higher one counts as unknown
 _LONGEST = 1000  # characters of a text in an event
 
 
@@ -148,7 +149,7 @@ def _number(value: object) -> float:
 
 def _count(value: object) -> int | None:
     found = finite(value)
-    return int(found) if found is not None and found >= 0 else None
+    return int(found) if found is not None and 0 <= found <= _HIGHEST else None
 
 
 def _text(value: object) -> str:

@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dtrain import safe_files
 from dtrain.errors import ConfigurationError
 from dtrain.monitor.line_files import (
     EVENTS,
     METRICS,
+    MOST_OF_EVENTS,
+    MOST_OF_METRICS,
     is_known_version,
     parse_events,
     parse_metrics,
     versions,
 )
 from dtrain.monitor.run_data import RATE, Epoch, EventSummary, RunData, State
-from dtrain.monitor.run_directory import RunDirectory, is_locked
+from dtrain.monitor.run_directory import MOST_BYTES, RunDirectory, is_locked
 from dtrain.monitor.run_events import summarize_events
 from dtrain.monitor.tensorboard_file import Scalars, read_tensorboard
 
@@ -76,13 +78,13 @@ def read_run(path: str | os.PathLike[str], *, name: str = "") -> RunData:
     sources = ["run.json"] if record else []
     summary = EventSummary()
     by_epoch: dict[int, dict[str, float | None]] = {}
-    if (content := _read(directory.events, problems)) is not None:
+    if (content := _read(directory.events, MOST_OF_EVENTS, problems)) is not None:
         events, found = parse_events(content, running=running)
         summary = summarize_events(events)
         problems += found
         sources += [EVENTS] if events else []
     # A missing file is no problem: a run that has just begun has no metrics yet.
-    if (content := _read(directory.metrics, problems)) is not None:
+    if (content := _read(directory.metrics, MOST_OF_METRICS, problems)) is not None:
         by_epoch, found = parse_metrics(content, running=running)
         problems += found
         sources += [METRICS] if by_epoch else []
@@ -147,12 +149,12 @@ def _record(directory: RunDirectory) -> tuple[dict[str, Any], list[str]]:
         ConfigurationError: the run has an unknown format.
     """
     problems: list[str] = []
-    content = _read(directory.record, problems)
+    content = _read(directory.record, MOST_BYTES, problems)
     if content is None:
         return {}, problems or ["run.json is missing: the program and its settings are not known."]
     try:
-        record = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        record = safe_files.parse_json(content)
+    except ValueError as error:
         return {}, [f"run.json is not valid JSON, or is incomplete: {error}."]
     if not isinstance(record, dict):
         return {}, [f"run.json holds {type(record).__name__}, not an object, and was left out."]
@@ -165,10 +167,10 @@ def _record(directory: RunDirectory) -> tuple[dict[str, Any], list[str]]:
     return record, []
 
 
-def _read(file: Path, problems: list[str]) -> bytes | None:
+def _read(file: Path, most: int, problems: list[str]) -> bytes | None:
     """The bytes of a file, or None. A file that exists and cannot be read adds a sentence to `problems`."""
     try:
-        return file.read_bytes()
+        return safe_files.read_bytes(file, most)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -5,15 +5,22 @@ It uses those readers of the package tensorboard that need no TensorFlow. It rea
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from dtrain import safe_files
 from dtrain.monitor.line_files import finite
 
 _EPOCH_TAG = "epoch_"
 _VALIDATION = "validation"
 _SCALARS = "scalars"
+_MOST_BYTES = 1 << 30  # of one file
+_MOST_RECORDS = 5_000_000
+_HIGHEST = 10**12  # of a step
+_DEEPEST = 8  # folders inside of each other
 
 Scalars = dict[str, dict[int, float | None]]
 """For each name, the value of each step; None for NaN."""
@@ -32,7 +39,7 @@ def read_tensorboard(directory: Path) -> tuple[Scalars, Scalars, list[str]]:
     by_epoch: Scalars = {}
     others: Scalars = {}
     problems = []
-    for file in sorted(directory.rglob("*tfevents*")):
+    for file in sorted(_event_files(directory)):
         place = file.relative_to(directory)
         prefix = "val_" if _VALIDATION in place.parts[:-1] else ""
         found, problem = _read_file(file)
@@ -46,6 +53,19 @@ def read_tensorboard(directory: Path) -> tuple[Scalars, Scalars, list[str]]:
     return by_epoch, others, problems
 
 
+def _event_files(directory: Path, depth: int = _DEEPEST) -> Iterator[Path]:
+    """The event files in and below a directory, without what links lead to."""
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            if safe_files.is_link(path):
+                continue
+            if path.is_dir():
+                if depth:
+                    yield from _event_files(path, depth - 1)
+            elif "tfevents" in path.name:
+                yield path
+
+
 def _read_file(file: Path) -> tuple[Scalars, str]:
     """The scalars of one file, and the reason why it was not read to its end, or ""."""
     try:
@@ -57,15 +77,18 @@ def _read_file(file: Path) -> tuple[Scalars, str]:
     found: Scalars = {}
     count = 0
     try:
+        if safe_files.size(file) > _MOST_BYTES:
+            return {}, f": it has {safe_files.size(file)} bytes; at most {_MOST_BYTES} are read."
         reader = PyRecordReader_New(str(file))
-        while True:
+        while count < _MOST_RECORDS:
             reader.GetNext()
             event = Event.FromString(reader.record())
             count += 1
             for value in event.summary.value:
                 number = _scalar(value)
-                if number is not None:
+                if number is not None and 0 <= event.step <= _HIGHEST:
                     found.setdefault(value.tag, {})[int(event.step)] = finite(number)
+        return found, f"past record {count}: no more are read."
     except errors.OutOfRangeError:
         return found, ""
     except errors.DataLossError:
@@ -82,5 +105,7 @@ def _scalar(value: Any) -> float | None:
         return None
     from tensorboard.util.tensor_util import make_ndarray
 
+    if value.tensor.tensor_shape.dim:  # a few bytes could declare an array of any size
+        return math.nan
     array = make_ndarray(value.tensor)
-    return float(array) if array.size == 1 and array.ndim == 0 else math.nan
+    return float(array) if array.size == 1 else math.nan

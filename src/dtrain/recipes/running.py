@@ -6,7 +6,6 @@ without a loop of its own.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ import keras
 import tensorflow as tf
 
 import dtrain
-from dtrain import job, monitor
+from dtrain import job, monitor, safe_files
 from dtrain.data import Pipeline
 from dtrain.monitor import RunDirectory
 from dtrain.monitor.rates import RateLogs
@@ -154,7 +153,7 @@ class TrainingRun:
         record = ended_record(record, model, fitted, begun=self._started, tested=tested)
         write_end(run, record, fitted, title=f"{self.recipe} under {record['strategy']}")
         if dtrain.is_chief():
-            shutil.rmtree(run.backups, ignore_errors=True)
+            safe_files.remove(run.backups, ignore_errors=True)
         dtrain.barrier()
         return monitor.summarize(record, run)
 

@@ -8,6 +8,7 @@ joined by a space; `classes.txt` names the class of each output.
 
 from __future__ import annotations
 
+from dtrain import safe_files
 from dtrain.data import Texts, load_text_csv
 from dtrain.monitor import RunDirectory
 from dtrain.recipes.catalogue import TextCsvOptions
@@ -41,7 +42,7 @@ def train(options: TextCsvOptions) -> str:
     )
 
     def name_classes(directory: RunDirectory) -> None:
-        (directory.path / _FILE).write_text("\n".join(texts.classes) + "\n", encoding="utf-8")
+        safe_files.write_text(directory.path / _FILE, "\n".join(texts.classes) + "\n")
 
     return train_on(run, options, train, validation, test, classes=len(texts.classes), also=name_classes)
 

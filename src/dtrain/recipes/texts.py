@@ -13,6 +13,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 import dtrain
+from dtrain import safe_files
 from dtrain.data import Pipeline, Texts
 from dtrain.monitor import RunDirectory
 from dtrain.recipes.catalogue import TextOptions
@@ -114,7 +115,7 @@ def save_reader(model: keras.Model, words: keras.layers.TextVectorization, run: 
     reader = keras.Model(texts, plain(words(texts)), name=model.name)
     reader.compile(optimizer="sgd", loss=model.loss, metrics=["accuracy"])
     reader.save(run.model)
-    (run.path / _FILE).write_text("\n".join(words.get_vocabulary()) + "\n", encoding="utf-8")
+    safe_files.write_text(run.path / _FILE, "\n".join(words.get_vocabulary()) + "\n")
 
 
 def train_on(

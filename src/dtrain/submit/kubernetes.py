@@ -6,8 +6,6 @@ the process's place in the job.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import secrets
 import sys
@@ -16,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dtrain import safe_files
 from dtrain.cluster.secret import SIZE
 from dtrain.errors import ConfigurationError
 from dtrain.option_fields import check
@@ -98,10 +97,7 @@ def _is_block(text: str) -> bool:
 def _write(path: Path, text: str) -> None:
     """Write the manifest, which holds the job's secret, to a file that only this user can read."""
     try:
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with safe_files.open_new(path, mode=0o600) as file:
+            file.write(text.encode("utf-8"))
     except OSError as error:
         raise ConfigurationError(f"The file {path} cannot be written: {error.strerror}.") from error

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dtrain import safe_files
 from dtrain.errors import ConfigurationError
-from dtrain.paths import written_whole
 
 GENERATOR = "dtrain report"
 """The beginning of the meta element `generator` in a report's page; the version follows."""
@@ -49,9 +49,7 @@ def _check_place(output: Path) -> None:
 def is_report(path: Path) -> bool:
     """Whether a file is an earlier report."""
     try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
+        with safe_files.open_to_read(path, links=True) as file:
             return _MARK.encode() in file.read(_HEAD)
     except OSError:
         return False
@@ -69,8 +67,8 @@ def write_output(output: Path, page: str) -> int:
     check_output(output)
     content = page.encode("utf-8", "replace")
     try:
-        with written_whole(output) as unfinished:
-            unfinished.write_bytes(content)
+        with safe_files.replacing(output) as file:
+            file.write(content)
     except OSError as error:
         raise ConfigurationError(
             f"The report cannot be written to {output}: {error.strerror or error}.", hint=_HINT

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _LOG_FROM = 100.0
+_SMALLEST, _LARGEST = 1e-290, 1e300
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class Scale:
     def share(self, value: float) -> float:
         """The position of a value on the axis, from 0 to 1."""
         if self.log:
-            return math.log(value / self.low) / math.log(self.high / self.low)
+            low, high = math.log(self.low), math.log(self.high)  # their quotient could be infinite
+            return (math.log(value) - low) / (high - low)
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, most: int, *, whole: bool = False) -> list[float]:
@@ -57,7 +59,7 @@ def value_scale(values: Iterable[float], *, from_zero: bool = False) -> Scale:
         times the median, a logarithmic axis (not with `from_zero`), so that a spike does not flatten the
         rest.
     """
-    known = sorted(value for value in values if value == value)
+    known = sorted(_bounded(value) for value in values if value == value)
     if not known:
         return Scale(0.0, 1.0)
     low, high = known[0], known[-1]
@@ -70,12 +72,18 @@ def value_scale(values: Iterable[float], *, from_zero: bool = False) -> Scale:
     return Scale(0.0 if 0 <= low < room else low - room, high + room)
 
 
+def _bounded(value: float) -> float:
+    """A value with which an axis can be computed: near the limits of floats, ranges overflow or vanish."""
+    return 0.0 if abs(value) < _SMALLEST else math.copysign(min(abs(value), _LARGEST), value)
+
+
 def position_scale(low: float, high: float) -> Scale:
     """The horizontal axis of a chart; a single position gets a range of 1 around it."""
-    return Scale(low, high) if high > low else Scale(low - 0.5, high + 0.5)
+    room = max(0.5, abs(low) * 1e-9)  # adding less could change nothing
+    return Scale(low, high) if high - low > abs(low) * 1e-12 else Scale(low - room, low + room)
 
 
 def _nice(step: float) -> float:
     """The smallest 1, 2 or 5 times a power of ten that is at least `step`."""
-    power = 10.0 ** math.floor(math.log10(step))
+    power = 10.0 ** math.floor(math.log10(max(step, _SMALLEST)))
     return next(factor * power for factor in (1, 2, 5, 10) if step <= factor * power * (1 + 1e-9))
