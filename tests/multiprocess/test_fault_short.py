@@ -11,6 +11,7 @@ from fault_jobs import Training, assert_nothing_left, assert_recovered, assert_s
 FAULTS = [
     {"kind": "SIGKILL", "step": 10, "worker": "worker:1"},
     {"kind": "exception", "step": 20, "worker": "worker:0", "text": "in a callback"},
+    {"kind": "vanish", "step": 22},
     {"kind": "SIGTERM", "step": 30, "worker": "worker:1"},
     {"kind": "SIGKILL", "step": 39, "worker": "worker:0"},
     {"kind": "SIGKILL", "step": 39, "worker": "worker:1"},
@@ -29,9 +30,9 @@ def test_a_job_that_is_broken_in_many_ways_ends_with_the_same_bits(tmp_path: Pat
     assert job.text.count("has saved a checkpoint and wants to be run again") == 1
     assert "(3 of at most 3 restarts in an hour)" in job.text
     assert "RuntimeError: in a callback" in job.text
-    for number in (0, 1, 3):
+    for number in (0, 1, 4):
         assert_recovered(job, broken, number)
-    assert_recovered(job, broken, 2, noticed="SIGTERM: the state after step")
+    assert_recovered(job, broken, 3, noticed="SIGTERM: the state after step")
     assert_same(broken, plain.result())
     assert_nothing_left(broken)
 

@@ -19,7 +19,7 @@ from dtrain.checkpoint.content import findings_of
 from dtrain.checkpoint.coordinator import SaveCoordinator
 from dtrain.checkpoint.folder import CheckpointFolder
 from dtrain.checkpoint.preemption import PreemptionNotices
-from dtrain.checkpoint.restoration import Moment, NewTraining, Restoration
+from dtrain.checkpoint.restoration import Moment, NewTraining, Restoration, is_state
 from dtrain.checkpoint.store import Written
 from dtrain.checkpoint.stored import remove_all
 from dtrain.checkpoint.variables import TrainingVariables
@@ -171,6 +171,7 @@ class BackupSession:
             exchange(self._layout, None)
             if job_continues and self._folder.leads:
                 channel.request_removal(self._plan.folder)
+                channel.request_removal(self._folder.lock_file)
         self._folder.release()
         upstream_keras.set_first_epoch(self._model, None)
         self._on_end()
@@ -214,7 +215,7 @@ class BackupSession:
         self._folder.report_to_launcher(self._total if isinstance(begun, Restoration) else -1)
 
     def _find(self) -> NewTraining:
-        found = self._folder.find()
+        found = self._folder.find(is_state)
         if found is None:
             return NewTraining()
         if found.finished and self._plan.delete and found.job != settings.restarted_job():
