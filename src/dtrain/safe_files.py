@@ -85,16 +85,22 @@ def check_regular(path: Place) -> None:
     os.close(open_regular(path, links=True))
 
 
-def unsafe_in(path: Place) -> UnsafeFileError | None:
-    """The first problem of a path, or below it if it is a folder: what is no folder and no file of its own.
+def unsafe_in(path: Place, *, folder: bool) -> UnsafeFileError | None:
+    """The first problem of a path, or below it: what is no folder, and no regular file with a single name.
 
     What is not there, or cannot be listed, has none.
+
+    Args:
+        path: the path.
+        folder: whether it may be a folder.
     """
     waiting = [os.fspath(path)]
     while waiting:
         path = waiting.pop()
         with contextlib.suppress(OSError):
             found = os.lstat(path)
+            if stat.S_ISDIR(found.st_mode) and not folder:
+                return _unsafe(path, found.st_mode)
             if stat.S_ISDIR(found.st_mode):
                 waiting += [os.path.join(path, name) for name in os.listdir(path)]  # noqa: PTH118, PTH208
             elif not stat.S_ISREG(found.st_mode):

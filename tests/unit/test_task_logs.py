@@ -14,6 +14,7 @@ from dtrain.errors import ConfigurationError
 from dtrain.launch import task_logs
 from dtrain.launch.task_logs import TaskLogs
 from dtrain.topology import Task
+from hostile_files import is_untouched, victim
 from processes import wait_until
 
 
@@ -45,11 +46,23 @@ def test_files_of_an_earlier_job_are_extended(tmp_path: Path) -> None:
     assert lines[2].startswith("[dtrain] Started at 20")
 
 
+def test_a_log_is_written_to_no_other_file(tmp_path: Path) -> None:
+    somebody = victim(tmp_path / "victim")
+    for number, make in enumerate((Path.symlink_to, Path.hardlink_to)):
+        path = tmp_path / f"worker-{number}.attempt-0.log"
+        make(path, somebody / "authorized_keys")
+        warned: list[str] = []
+        logs = TaskLogs(tmp_path, warned.append)
+        logs.put(Task("worker", number), 0, "a line")
+        logs.close()
+        assert str(path) in warned[0] and is_untouched(somebody)
+
+
 def test_a_full_disk_is_warned_of_once_and_lines_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "worker-0.attempt-0.log"
-    monkeypatch.setattr(safe_files, "open_to_append", lambda path: Path("/dev/full").open("ab"))
+    monkeypatch.setattr(safe_files, "open_to_append", lambda path: Path("/dev/full").open("ab"))  # noqa: SIM115
     warned: list[str] = []
     logs = TaskLogs(tmp_path, warned.append)
     for number in range(3):

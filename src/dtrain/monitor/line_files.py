@@ -28,7 +28,8 @@ VERSIONS = (0, 1)
 _EPOCH = "epoch"
 _SHOWN = 5
 _MOST_LINES = 2_000_000
-_LONGEST_LINE = 1 << 20  # bytes
+_LONGEST_LINE = 16 << 20  # bytes
+_MOST_VALUES = 5_000_000  # lists and objects in a file; each takes far more memory than its two characters
 _MOST_COLUMNS = 10_000
 _LARGEST = 1e300  # beyond it, sums and products of values would be infinite
 _HIGHEST_EPOCH = 10**9
@@ -56,6 +57,9 @@ def parse_events(content: bytes, *, running: bool = False) -> tuple[list[dict[st
         The events, each a dictionary with a text `kind` and a finite number `time`, all else unchecked; and
         one sentence for each problem. A file of an unknown format gives no events and one problem.
     """
+    values = content.count(b"{") + content.count(b"[")
+    if values > _MOST_VALUES:
+        return [], [f"{EVENTS} has {values} lists and objects, more than {_MOST_VALUES}, and was left out."]
     lines, more = _lines(EVENTS, content)
     found, bad, torn = _parsed(lines, _event)
     begins = {number: event for number, event in found.items() if event["kind"] == "begin"}

@@ -25,8 +25,7 @@ from dtrain.paths import checked_path
 
 RUNS = Path("runs")
 """The folder in which new run directories are made."""
-MOST_BYTES = 16 << 20
-"""The largest `run.json`."""
+MOST_BYTES = 16 << 20  # of `run.json`
 _ATTEMPTS = 1000
 _LONGEST_FENCE = 4096
 _HINT = "Choose another directory, or leave --run-dir out for a new one under runs/."
@@ -383,8 +382,9 @@ def _check_files(directory: RunDirectory) -> None:
     Raises:
         ConfigurationError: one is.
     """
+    folders = (directory.tensorboard, directory.backups)
     for path in (*directory.existing_files(), directory.backups):
-        if found := safe_files.unsafe_in(path):
+        if found := safe_files.unsafe_in(path, folder=path in folders):
             raise ConfigurationError(
                 f"The run directory is {directory.path}, but a run would write elsewhere: {found.message}",
                 hint=f"Delete it. {_HINT}",
