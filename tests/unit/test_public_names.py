@@ -20,8 +20,8 @@ SOURCE = Path(dtrain.__file__).parent
 # A line may import only the lines above it. `log` is a name and nothing else, so it stands with `errors`;
 # `job` joins `cluster` with the workers' talk, and is what everything above the engine asks who it is.
 ORDER = (
-    "errors log plain_text text_table",
-    "topology paths words clock",
+    "errors log plain_text text_table counts",
+    "topology paths words clock safe_files",
     "upstream",
     "cluster",
     "task_messages task_hooks",

@@ -52,6 +52,7 @@ class Nodes:
 
     def __post_init__(self) -> None:
         split_address(self.rendezvous)
+        _check_seconds("join_timeout", self.join_timeout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,7 @@ class SSHHosts:
     interface: str | None = None
 
     def __post_init__(self) -> None:
+        _check_seconds("join_timeout", self.join_timeout)
         if self.most is not None and self.most > len(self.slots):
             raise ConfigurationError(
                 f"--nnodes asks for {self.most} hosts, and {len(self.slots)} are named: "
