@@ -31,7 +31,7 @@ _NOT_SOAK = ["-m", "not soak"]
 # Of pytest-timeout, for a test that has no limit of its own: disturbed processes take longer.
 _TEST_SECONDS = 900
 _OF_ALL_TESTS = "tests/zygote/"  # in the command of a process from which tests fork theirs
-# A limited process has another cgroup than its zygote, and so is not forked but executed: these tests are of forking.
+# A limited process has another cgroup than its zygote, so it is executed; these tests are about forking.
 _NOT_LIMITED = "tests/unit/test_zygote.py"
 _LOOK = 0.5  # seconds between two looks at the results
 _TELL = 60.0  # seconds between two lines about the progress
