@@ -17,11 +17,12 @@ from dtrain.cluster.proof import Handshake, ProofError, introduce
 from dtrain.cluster.secret import Secret
 from dtrain.collectives import connect
 from dtrain.collectives.calls import ALIGNMENT, Buffers, Calls, Parts
-from dtrain.collectives.sockets import SocketCalls
+from dtrain.collectives.sockets import Ring, SocketCalls
 from dtrain.collectives.transport import Facts
 from dtrain.collectives.transports import asked_for, choose, overlaps
 from dtrain.errors import ConfigurationError, DataError, MPIError, PeerMismatchError, PeerMissingError
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.topology import Topology
 from given_clock import GivenClock
 from refusals import refused
 
@@ -49,6 +50,7 @@ def facts(
         ([facts(gpus=True), facts()], "ring", "no MPI starter"),
         ([facts("ring", mpi=2), facts("ring", mpi=2)], "ring", "it was asked for"),
         ([facts("mpi", mpi=2), facts("mpi", mpi=2)], "mpi", "it was asked for"),
+        ([facts("tensorflow"), facts("tensorflow")], "tensorflow", "it was asked for"),
     ],
 )
 def test_what_is_chosen_and_why(everyone: list[Facts], name: str, reason: str) -> None:
@@ -456,6 +458,20 @@ def test_workers_that_cannot_be_connected_raise_the_same_error_on_all() -> None:
             assert f"worker {worker} could not connect to worker 0 at 127.0.0.1:{shared.port}" in str(each)
         assert 'communication="tensorflow"' in str(each)
     assert clock.now() >= 1060.0
+
+
+def test_a_ring_that_cannot_be_connected_is_an_error_and_opens_no_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None for the calls would have TensorFlow start its server, which checks nobody."""
+
+    def fail(*args: Any) -> Any:
+        raise PeerMissingError("worker 1 could not connect to worker 0")
+
+    monkeypatch.setattr("dtrain.collectives.sockets.connect_all", fail)
+    topology = Topology({"worker": ("127.0.0.1:1", "127.0.0.1:2")}, "worker", 0)
+    with refused(PeerMissingError, "worker 1 could not connect to worker 0"):
+        Ring().connect(ReplicaLayout(workers=2, worker=0), topology, [facts(), facts()])
 
 
 def test_a_worker_that_is_lost_ends_the_tries_of_the_others() -> None:

@@ -191,10 +191,12 @@ class RendezvousServer:
         try:
             peer.sock.sendall(handshake.receive(chunk))  # the empty send buffer takes it
         except ProofError:
+            name = cleaned(handshake.peer, _NAME)
+            claimed = name if name and name.isascii() else "an unknown program"
             if chunk:
                 self._note_refusal(
-                    f"a connection as {cleaned(handshake.peer, _NAME)!r} does not know the secret of the job "
-                    f"of {self._own_name()}, or has another address for {self._topology.task}."
+                    f"{claimed} does not know the secret of the job of {self._own_name()}, "
+                    f"or has another address for {self._topology.task}."
                 )
             self._drop(peer)
         except OSError:
