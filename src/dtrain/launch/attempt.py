@@ -102,6 +102,11 @@ class AttemptPolicy(Policy):
         latest = self.latest.get(task)
         return latest.step if latest is not None and latest.done else None
 
+    def lost_peer(self, task: Task) -> bool:
+        """Whether a task has reported that it fails because a peer is gone or cannot be reached."""
+        note = self.failures.get(task)
+        return note is not None and note.lost_peer
+
     def close(self) -> None:
         """End the attempt: progress that its processes reported, but that arrives later, is ignored."""
         self.record.gone.update((latest.task, latest.pid) for latest in self.latest.values())

@@ -40,7 +40,8 @@ class SynchronousPolicy(AttemptPolicy):
     - A worker exits with 0: the others continue.
     - A worker exits with `RUN_AGAIN`, after saving a checkpoint: the others get time to do the same.
     - A worker fails: the others cannot continue without it and are killed at once. They get the usual grace
-      if the job will not be restarted: it allows no restarts, was called wrongly, or raised before any step.
+      if the job will not be restarted: it allows no restarts, was called wrongly, or raised before any step
+      an error that is not about a peer.
     - A worker fails because it lost a peer: a peer is blamed that fails soon after, or is stopped even then.
     - No progress for too long: all tasks dump their stacks, and the stuck one counts as failed.
 
@@ -112,7 +113,8 @@ class SynchronousPolicy(AttemptPolicy):
             return GO_ON
         if code == RUN_AGAIN:
             return Decision("wait", after=SAVING_GRACE if self.spec.grace is None else self.spec.grace)
-        if code == USAGE or not self.spec.restarts or (code > 0 and not self.record.stepped):
+        own_error = code > 0 and not self.record.stepped and not self.lost_peer(task)
+        if code == USAGE or not self.spec.restarts or own_error:
             return Decision("fail")
         return Decision("kill", after=_BLAME if self._lost_peer(task, code) else 0.0)
 
@@ -131,8 +133,8 @@ class SynchronousPolicy(AttemptPolicy):
         return super().on_delay_end(first, decision)
 
     def _lost_peer(self, task: Task, code: int) -> bool:
-        note = self.failures.get(task)
-        return code > 0 and (self._silent_failures if note is None else note.lost_peer)
+        silent = self._silent_failures and task not in self.failures
+        return code > 0 and (silent or self.lost_peer(task))
 
     def _stopped(self, task: Task, pid: int) -> bool:
         process = self.find(task)
