@@ -16,7 +16,7 @@ from processes import wait_until
 pytestmark = pytest.mark.timeout(900)
 
 PROGRAM = """
-import hashlib, os, signal, sys
+import hashlib, os, signal, sys, threading
 from pathlib import Path
 
 folder, faults = Path(sys.argv[1]), sys.argv[2] == "faults"
@@ -24,9 +24,9 @@ attempt, place = int(os.environ.get("DTRAIN_ATTEMPT", 0)), int(os.environ["DTRAI
 
 import keras, numpy as np, psutil
 import dtrain
-from dtrain.collectives import sockets
+from dtrain.collectives import connect, sockets
 
-connect_all = sockets.connect_all
+connect_all, connect_one = sockets.connect_all, connect._connect
 
 def connect_late(*args, **kwargs):
     print(f"attempt {attempt} connects", flush=True)
@@ -34,6 +34,11 @@ def connect_late(*args, **kwargs):
         (folder / f"frozen-{attempt}").write_text(str(os.getpid()))
         os.kill(os.getpid(), signal.SIGSTOP)
     return connect_all(*args, **kwargs)
+
+def connect_slowly(*args, **kwargs):
+    if faults and place == 2 and attempt == 2:
+        threading.Event().wait(12.0)  # wall clock: longer than any limit of a connection has ever been
+    return connect_one(*args, **kwargs)
 
 def listening():
     found = psutil.Process().net_connections("tcp")
@@ -44,7 +49,7 @@ class Kill(keras.callbacks.Callback):
         if faults and place == 1 and attempt == 0 and batch == 5:
             os.kill(os.getpid(), signal.SIGKILL)
 
-sockets.connect_all = connect_late
+sockets.connect_all, connect._connect = connect_late, connect_slowly
 keras.utils.set_random_seed(3)
 try:
     strategy = dtrain.MultiWorkerMirroredStrategy()
@@ -106,7 +111,7 @@ class Launched:
 def test_one_worker_killed_and_one_frozen_at_connect_end_with_the_bits_of_a_job_without_faults(
     tmp_path: Path,
 ) -> None:
-    """Once it stays stopped, and all are started again; once it goes on, and the others have waited."""
+    """Once it stays stopped, and all are started again; once it goes on, and the others wait for it."""
     undisturbed = Launched(tmp_path / "undisturbed", "none").end()
     job = Launched(tmp_path / "faults", "faults")
     try:
