@@ -72,7 +72,7 @@ def test_a_peer_without_a_sound_clock_has_not_met(sent: Any) -> None:
     first, second = topologies()
 
     def serve(connection: socket.socket) -> None:
-        handshake = handshake_of(SECRET, second)
+        handshake = handshake_of(SECRET, second.task)
         introduce(connection, handshake, REAL.deadline(60.0))
         channel = SignedConnection(connection, handshake, REAL.deadline(60.0))
         assert channel.receive()["kind"] == "facts"

@@ -82,14 +82,12 @@ class _Received(io.RawIOBase):
         return self._connection.recv_into(buffer)
 
 
-def handshake_with(secret: Secret, task: Task, peer: Task, address: str) -> Handshake:
-    """The proof of `task`, which has connected to `peer` at an address."""
-    return Handshake(secret, _PURPOSE, str(task), f"{peer} at {address}")
+def handshake_of(secret: Secret, task: Task, peer: Task | None = None) -> Handshake:
+    """The proof of a task that has connected to `peer`, or, without one, accepted a connection.
 
-
-def handshake_of(secret: Secret, topology: Topology) -> Handshake:
-    """The proof of this task on a connection that it has accepted."""
-    return Handshake(secret, _PURPOSE, f"{topology.task} at {topology.address}")
+    The names have no addresses: whether the tasks agree about these is what the probe is to find out.
+    """
+    return Handshake(secret, _PURPOSE, str(task), None if peer is None else str(peer))
 
 
 class SignedConnection:
@@ -167,7 +165,7 @@ class PeerProbe:
             raise
         # Only connections with a proof get a thread, so strangers cannot occupy threads.
         self._acceptor = Acceptor(
-            [self._listener], lambda: handshake_of(secret, topology), self._start_serving, clock
+            [self._listener], lambda: handshake_of(secret, topology.task), self._start_serving, clock
         )
         self._accepting = threading.Thread(target=self._acceptor.run, daemon=True)
         self._accepting.start()
@@ -206,13 +204,12 @@ class PeerProbe:
             try:
                 with connected(self._topology.address_of(task), peer):
                     pass  # a probe without the lock, so that a host that does not answer blocks no other peer
-                address = self._topology.address_of(task)
                 with (
                     self._measuring,
-                    connected(address, peer) as connection,
+                    connected(self._topology.address_of(task), peer) as connection,
                     _limited(self._clock) as limit,
                 ):
-                    handshake = handshake_with(self._secret, self._topology.task, task, address)
+                    handshake = handshake_of(self._secret, self._topology.task, task)
                     introduce(connection, handshake, Deadline(self._clock, self._clock.now() + _ANSWER))
                     self._measure(SignedConnection(connection, handshake, limit), peer)
                 peer.problem = ""
