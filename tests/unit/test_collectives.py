@@ -27,7 +27,7 @@ from given_clock import GivenClock
 from refusals import refused
 
 SECONDS = 120.0
-LATER = REAL.deadline(SECONDS)
+
 JOB = Secret(b"of the job", "a test")
 
 
@@ -353,7 +353,9 @@ def test_unauthenticated_connections_are_not_taken_for_workers() -> None:
             silent.append(socket.create_connection(where, timeout=SECONDS))
         with socket.create_connection(where, timeout=SECONDS) as intruder, pytest.raises(ProofError):
             introduce(
-                intruder, Handshake(Secret(b"?" * 32, "a guess"), "reduce", "worker 1", "worker 0"), LATER
+                intruder,
+                Handshake(Secret(b"?" * 32, "a guess"), "reduce", "worker 1", "worker 0"),
+                REAL.deadline(SECONDS),
             )
 
     connections = connected(
@@ -388,7 +390,7 @@ def test_a_recorded_handshake_proves_nothing_when_it_is_sent_again() -> None:
 
     def genuine(where: tuple[str, int]) -> None:
         with socket.create_connection(where, timeout=SECONDS) as sock:
-            introduce(sock, Handshake(secrets[0], "reduce", "worker 1", "worker 0"), LATER)
+            introduce(sock, Handshake(secrets[0], "reduce", "worker 1", "worker 0"), REAL.deadline(SECONDS))
 
     def attack(where: tuple[str, int]) -> None:
         record(where)

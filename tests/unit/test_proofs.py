@@ -12,14 +12,14 @@ import pytest
 
 from dtrain.clock import REAL, Clock
 from dtrain.cluster.acceptor import Acceptor
-from dtrain.cluster.proof import End, Handshake, ProofError, Signer, introduce, proof
+from dtrain.cluster.proof import ConnectionEnd, Handshake, ProofError, Signer, introduce, proof
 from dtrain.cluster.secret import Secret
 from given_clock import GivenClock
 from processes import wait_until
 
 SECRET = Secret(b"of the job", "a test")
 LIMIT = 120.0
-LATER = REAL.deadline(LIMIT)
+
 PURPOSE = "reduce"
 
 
@@ -54,7 +54,7 @@ def receiver(name: str = "worker 0", purpose: str = PURPOSE, clock: Clock = REAL
 
 def introduced(found: Receiver, secret: Secret = SECRET) -> None:
     with found.connect() as sock:
-        introduce(sock, Handshake(secret, PURPOSE, "worker 1", "worker 0"), LATER)
+        introduce(sock, Handshake(secret, PURPOSE, "worker 1", "worker 0"), REAL.deadline(LIMIT))
 
 
 def all_received(sock: socket.socket) -> bytes:
@@ -69,10 +69,10 @@ def all_received(sock: socket.socket) -> bytes:
 def test_both_ends_prove_that_they_know_the_secret_and_agree_on_a_key() -> None:
     one, other = socket.socketpair()
     accepting = Handshake(SECRET, PURPOSE, "worker 0")
-    thread = threading.Thread(target=introduce, args=(other, accepting, LATER), daemon=True)
+    thread = threading.Thread(target=introduce, args=(other, accepting, REAL.deadline(LIMIT)), daemon=True)
     thread.start()
     connecting = Handshake(SECRET, PURPOSE, "worker 1", "worker 0")
-    introduce(one, connecting, LATER)
+    introduce(one, connecting, REAL.deadline(LIMIT))
     thread.join(LIMIT)
     assert accepting.peer == "worker 1"
     assert connecting.key is not None and accepting.key is not None
@@ -111,9 +111,12 @@ def test_who_accepts_learns_who_has_connected_and_tells_strangers_nothing() -> N
 
 def test_a_proof_is_not_one_for_the_other_direction() -> None:
     """A stranger in a worker's place sends back what it gets, and uses one connection to answer another."""
-    one, other = End("connected", "worker 1", b"1" * 32), End("accepted", "worker 0", b"0" * 32)
+    one, other = (
+        ConnectionEnd("connected", "worker 1", b"1" * 32),
+        ConnectionEnd("accepted", "worker 0", b"0" * 32),
+    )
     assert proof(SECRET, PURPOSE, one, other) != proof(SECRET, PURPOSE, other, one)
-    same = End("accepted", "worker 1", b"1" * 32), End("connected", "worker 1", b"1" * 32)
+    same = ConnectionEnd("accepted", "worker 1", b"1" * 32), ConnectionEnd("connected", "worker 1", b"1" * 32)
     assert proof(SECRET, PURPOSE, *same) != proof(SECRET, PURPOSE, *reversed(same))
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -128,7 +131,7 @@ def test_a_proof_is_not_one_for_the_other_direction() -> None:
         thread.start()
         where = listener.getsockname()
         with socket.create_connection(where, timeout=LIMIT) as sock, pytest.raises(ProofError):
-            introduce(sock, Handshake(SECRET, PURPOSE, "worker 1", "worker 1"), LATER)
+            introduce(sock, Handshake(SECRET, PURPOSE, "worker 1", "worker 1"), REAL.deadline(LIMIT))
         thread.join(LIMIT)
     with receiver("worker 1") as found, found.connect() as stranger, found.connect() as oracle:
         stranger.sendall(b"s" * 32)
@@ -145,12 +148,12 @@ def test_bytes_after_the_handshake_stay_in_the_socket() -> None:
     handshakes = Handshake(SECRET, PURPOSE, "worker 1", "worker 0"), Handshake(SECRET, PURPOSE, "worker 0")
 
     def accept() -> None:
-        introduce(other, handshakes[1], LATER)
+        introduce(other, handshakes[1], REAL.deadline(LIMIT))
         other.sendall(b"the first values")
 
     thread = threading.Thread(target=accept, daemon=True)
     thread.start()
-    introduce(one, handshakes[0], LATER)
+    introduce(one, handshakes[0], REAL.deadline(LIMIT))
     thread.join(LIMIT)
     assert one.recv(100) == b"the first values"
     one.close()

@@ -36,7 +36,7 @@ class ProofError(OSError):
 
 
 @dataclass(frozen=True)
-class End:
+class ConnectionEnd:
     """One end of a connection.
 
     Attributes:
@@ -50,7 +50,7 @@ class End:
     challenge: bytes
 
 
-def proof(secret: Secret, purpose: str, prover: End, verifier: End) -> bytes:
+def proof(secret: Secret, purpose: str, prover: ConnectionEnd, verifier: ConnectionEnd) -> bytes:
     """The proof that `prover` knows the secret, for `verifier` alone: an HMAC-SHA256."""
     ends = (part for end in (prover, verifier) for part in (end.side, end.name, end.challenge))
     return secret.sign("proof", purpose, *ends)
@@ -110,7 +110,10 @@ class Handshake:
 
     def _connecting(self) -> _Steps:
         theirs = yield self._challenge, SIZE
-        own, peer = End("connected", self._name, self._challenge), End("accepted", self.peer, theirs)
+        own, peer = (
+            ConnectionEnd("connected", self._name, self._challenge),
+            ConnectionEnd("accepted", self.peer, theirs),
+        )
         name = self._name.encode()
         answer = yield bytes([len(name)]) + name + self._proof(own, peer), SIZE
         self._check(answer, peer, own)
@@ -122,19 +125,22 @@ class Handshake:
         (length,) = yield self._challenge, 1
         answer = yield b"", length + SIZE
         self.peer = answer[:length].decode("utf-8", "replace")
-        own, peer = End("accepted", self._name, self._challenge), End("connected", self.peer, theirs)
+        own, peer = (
+            ConnectionEnd("accepted", self._name, self._challenge),
+            ConnectionEnd("connected", self.peer, theirs),
+        )
         self._check(answer[length:], peer, own)
         self._agree(peer, own)
         return self._proof(own, peer)
 
-    def _proof(self, prover: End, verifier: End) -> bytes:
+    def _proof(self, prover: ConnectionEnd, verifier: ConnectionEnd) -> bytes:
         return proof(self._secret, self._purpose, prover, verifier)
 
-    def _check(self, found: bytes, prover: End, verifier: End) -> None:
+    def _check(self, found: bytes, prover: ConnectionEnd, verifier: ConnectionEnd) -> None:
         if not secrets.compare_digest(found, self._proof(prover, verifier)):
             raise ProofError("it did not prove that it knows this job's secret")
 
-    def _agree(self, connected: End, accepted: End) -> None:
+    def _agree(self, connected: ConnectionEnd, accepted: ConnectionEnd) -> None:
         ends = (part for end in (connected, accepted) for part in (end.name, end.challenge))
         self.key = self._secret.derive("connection", self._purpose, *ends)
 
