@@ -19,7 +19,7 @@ from dtrain.cluster.proof import introduce
 from dtrain.cluster.secret import Secret, job_secret
 from dtrain.diagnosis import checks, peer_checks
 from dtrain.diagnosis.check import CheckContext
-from dtrain.diagnosis.peer_probe import PeerProbe, PeerResult, SignedConnection, handshake_of
+from dtrain.diagnosis.peer_probe import PeerProbe, PeerResult, SignedConnection, handshake_of_peer
 from dtrain.topology import Task, Topology, split_address
 from given_clock import GivenClock
 
@@ -72,7 +72,7 @@ def test_a_peer_without_a_sound_clock_has_not_met(sent: Any) -> None:
     first, second = topologies()
 
     def serve(connection: socket.socket) -> None:
-        handshake = handshake_of(SECRET, second.task)
+        handshake = handshake_of_peer(SECRET)
         introduce(connection, handshake, REAL.deadline(60.0))
         channel = SignedConnection(connection, handshake, REAL.deadline(60.0))
         assert channel.receive()["kind"] == "facts"

@@ -30,6 +30,8 @@ _ANSWER = 10.0  # seconds within which a peer must answer a message
 _CONNECT = 3.0  # seconds within which a host must answer a connection attempt
 _EXCHANGE_SECONDS = 30.0  # seconds that all messages with one peer may take
 _PURPOSE = "doctor"
+# Which task answers at an address is what the probe finds out: it says so in its facts, which are signed.
+_ANY = "any task"
 _PINGS = 20
 _SMALL, _LARGE = 1 << 20, 32 << 20  # bytes sent to measure bandwidth
 _FAST = 0.05  # seconds; if the small message takes less, the large one is sent too
@@ -82,12 +84,14 @@ class _Received(io.RawIOBase):
         return self._connection.recv_into(buffer)
 
 
-def handshake_of(secret: Secret, task: Task, peer: Task | None = None) -> Handshake:
-    """The proof of a task that has connected to `peer`, or, without one, accepted a connection.
+def handshake_with_peer(secret: Secret, task: Task) -> Handshake:
+    """The proof of a task that has connected to a peer."""
+    return Handshake(secret, _PURPOSE, str(task), _ANY)
 
-    The names have no addresses: whether the tasks agree about these is what the probe is to find out.
-    """
-    return Handshake(secret, _PURPOSE, str(task), None if peer is None else str(peer))
+
+def handshake_of_peer(secret: Secret) -> Handshake:
+    """The proof of a task that has accepted a connection."""
+    return Handshake(secret, _PURPOSE, _ANY)
 
 
 class SignedConnection:
@@ -165,7 +169,7 @@ class PeerProbe:
             raise
         # Only connections with a proof get a thread, so strangers cannot occupy threads.
         self._acceptor = Acceptor(
-            [self._listener], lambda: handshake_of(secret, topology.task), self._start_serving, clock
+            [self._listener], lambda: handshake_of_peer(secret), self._start_serving, clock
         )
         self._accepting = threading.Thread(target=self._acceptor.run, daemon=True)
         self._accepting.start()
@@ -209,7 +213,7 @@ class PeerProbe:
                     connected(self._topology.address_of(task), peer) as connection,
                     _limited(self._clock) as limit,
                 ):
-                    handshake = handshake_of(self._secret, self._topology.task, task)
+                    handshake = handshake_with_peer(self._secret, self._topology.task)
                     introduce(connection, handshake, Deadline(self._clock, self._clock.now() + _ANSWER))
                     self._measure(SignedConnection(connection, handshake, limit), peer)
                 peer.problem = ""
