@@ -16,7 +16,7 @@ import math
 import queue
 import signal
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -141,6 +141,7 @@ class SimulatedTask(TaskHandle):
         on_signal: what it does at a signal, by number: a function of the task, or None to ignore it. Without
             an entry a signal ends it, except SIGUSR2, which dumps stacks.
         heard_after: the seconds after its end until the launcher hears of it.
+        serves: whether it listens on its port.
     """
 
     def __init__(self, job: SimulatedJob, pid: int) -> None:
@@ -149,6 +150,7 @@ class SimulatedTask(TaskHandle):
         self.pid = pid
         self.on_signal: dict[int, Callable[[SimulatedTask], None] | None] = {}
         self.heard_after = 0.0
+        self.serves = False
         self._stopped = False
         self._owed: list[Callable[[], None]] = []  # what is due when it is no longer stopped
         self._report: Progress | None = None
@@ -268,6 +270,10 @@ class SimulatedTask(TaskHandle):
     def stopped(self, pid: int | None = None) -> bool:
         """Whether it is stopped."""
         return self._stopped and pid in (None, self.pid)
+
+    def listens(self, ports: Collection[int]) -> bool:
+        """Whether it listens on its port; the tests give it no other."""
+        return self.serves
 
     def join_output(self, patience: float = 2.0) -> None:
         """Its output is complete."""

@@ -7,8 +7,10 @@ imports almost nothing itself. It sends no messages; `channel` does.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -43,6 +45,8 @@ _INSTEAD = {
     "pass this dataset to ClusterCoordinator.create_per_worker_dataset": "ParameterServerStrategy",
 }
 
+_STDERR = 2  # the descriptor, because a deadlock may hold the lock of the file object
+
 Variables = Mapping[str, str | None]
 
 _at_start: dict[str, str] | None = None  # the variables at start; None in a spare or without a launcher
@@ -62,7 +66,9 @@ def library_variables() -> dict[str, str]:
 
 
 def begin(report_failure: Callable[[BaseException], None], *, spare: bool) -> None:
-    """Report uncaught exceptions, and record the environment now and at TensorFlow's import.
+    """Report uncaught exceptions, answer the launcher's signal, and record the environment.
+
+    The environment is recorded now, and at TensorFlow's import.
 
     Args:
         report_failure: sends an exception to the launcher.
@@ -70,6 +76,9 @@ def begin(report_failure: Callable[[BaseException], None], *, spare: bool) -> No
             already knows it.
     """
     global _at_start
+    if signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL:
+        # The launcher asks for the stacks of a task that does not come to the others, whatever it does.
+        faulthandler.register(signal.SIGUSR2, file=_STDERR, all_threads=True)
     if not spare:
         _at_start = library_variables()
         sys.meta_path.insert(0, _ImportWatch)

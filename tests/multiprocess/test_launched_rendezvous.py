@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -44,9 +45,11 @@ if topology.rank == 0:
 """
 
 
-def _launch(folder: Path, program: str, *args: str, limit: int | None = None) -> tuple[int, str]:
+def _launch(
+    folder: Path, program: str, *args: str, options: Sequence[str] = (), limit: int | None = None
+) -> tuple[int, str]:
     (folder / "program.py").write_text(program, encoding="utf-8")
-    command = [sys.executable, "-m", "dtrain", "launch", "--workers", "2", "program.py", *args]
+    command = [sys.executable, "-m", "dtrain", "launch", "--workers", "2", *options, "program.py", *args]
     if limit is not None:
         command = ["bash", "-c", f'ulimit -n {limit}; exec "$@"', "bash", *command]
     done = subprocess.run(
@@ -65,6 +68,24 @@ def test_a_task_that_lives_is_waited_for(tmp_path: Path) -> None:
     status, output = _launch(tmp_path, _PROGRAM, "while not first_waits(): time.sleep(0.02)")
     assert status == 0, output
     assert output.count("patience inf") == 2 and output.count("met") == 2
+
+
+def test_a_task_that_never_comes_shows_its_stacks_and_all_are_restarted(tmp_path: Path) -> None:
+    """It has imported nothing of dtrain's when it gets stuck."""
+    stuck = """
+import threading
+def reads_for_ever():
+    threading.Event().wait()
+if os.environ["DTRAIN_ATTEMPT"] == "0":
+    reads_for_ever()
+while not first_waits():
+    time.sleep(0.02)
+"""
+    status, output = _launch(tmp_path, _PROGRAM, stuck, options=("--start-timeout", "5", "--spares", "none"))
+    assert status == 0, output
+    assert "worker 1 had not met the other tasks after" in output and "(--start-timeout)" in output
+    assert "in reads_for_ever" in output and "run_rendezvous" in output
+    assert output.count("met\n") == 2
 
 
 def test_a_task_that_ends_well_before_the_meeting_is_the_one_that_is_named(tmp_path: Path) -> None:

@@ -25,10 +25,11 @@ STARTS: dict[str, dict[str, Any] | None] = {
     "ring": {},
     "mpi": {"by_mpi": True},
     "nccl": None,
+    "tensorflow": {},
     "folder": {"first": EXAMPLE},
 }
-LIBRARIES = {"ring": "sockets (local)", "mpi": "", "folder": "files"}
-LONG = ("mpi", "folder")
+LIBRARIES = {"ring": "sockets (local)", "mpi": "", "tensorflow": "TensorFlow", "folder": "files"}
+LONG = ("mpi", "tensorflow", "folder")
 NAMES = [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in LIBRARIES]
 
 

@@ -12,20 +12,23 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from dtrain.clock import REAL
+from dtrain.cluster.proof import Handshake, ProofError, introduce
 from dtrain.cluster.secret import Secret
 from dtrain.collectives import connect
-from dtrain.collectives.acceptor import Acceptor
 from dtrain.collectives.calls import ALIGNMENT, Buffers, Calls, Parts
-from dtrain.collectives.sockets import SocketCalls
+from dtrain.collectives.sockets import Ring, SocketCalls
 from dtrain.collectives.transport import Facts
 from dtrain.collectives.transports import asked_for, choose, overlaps
 from dtrain.errors import ConfigurationError, DataError, MPIError, PeerMismatchError, PeerMissingError
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.topology import Topology
 from given_clock import GivenClock
-from processes import wait_until
 from refusals import refused
 
 SECONDS = 120.0
+
+JOB = Secret(b"of the job", "a test")
 
 
 def facts(
@@ -47,6 +50,7 @@ def facts(
         ([facts(gpus=True), facts()], "ring", "no MPI starter"),
         ([facts("ring", mpi=2), facts("ring", mpi=2)], "ring", "it was asked for"),
         ([facts("mpi", mpi=2), facts("mpi", mpi=2)], "mpi", "it was asked for"),
+        ([facts("tensorflow"), facts("tensorflow")], "tensorflow", "it was asked for"),
     ],
 )
 def test_what_is_chosen_and_why(everyone: list[Facts], name: str, reason: str) -> None:
@@ -68,7 +72,7 @@ def test_the_error_of_workers_with_different_values() -> None:
 def test_only_what_there_is_can_be_asked_for() -> None:
     assert asked_for(None) == "auto"
     assert asked_for("MPI") == "mpi"
-    with refused(ConfigurationError, "'gloo'", "auto, nccl, mpi, ring"):
+    with refused(ConfigurationError, "'gloo'", "auto, nccl, mpi, tensorflow, ring"):
         asked_for("gloo")
 
 
@@ -288,58 +292,76 @@ class ThreadExchange:
 
 
 def connected(workers: int, **how: Any) -> list[Any]:
-    """What each of several workers, in threads of their own, has found of the others."""
+    """What each of several workers, in threads of their own, has found of the others, or its error."""
+    return start_connecting(workers, **how)()
+
+
+def start_connecting(workers: int, **how: Any) -> Callable[[], list[Any]]:
+    """As `connected`, but returns at once; the returned function waits."""
     connections: list[Any] = [None] * workers
+    usual = {"job_secret": lambda: JOB, "check": lambda: None, "exchange": ThreadExchange(workers).exchange}
 
     def run(worker: int) -> None:
         layout = ReplicaLayout(workers=workers, worker=worker)
-        connections[worker] = connect.connect_all(layout, "127.0.0.1", **how)
+        try:
+            connections[worker] = connect.connect_all(layout, "127.0.0.1", **{**usual, **how})
+        except PeerMissingError as error:
+            connections[worker] = error
 
     threads = [threading.Thread(target=run, args=(worker,), daemon=True) for worker in range(workers)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join(SECONDS)
-    return connections
+
+    def wait() -> list[Any]:
+        for thread in threads:
+            thread.join(SECONDS)
+        return connections
+
+    return wait
 
 
 @pytest.mark.parametrize("one_machine", [True, False])
 def test_workers_connect_locally_or_over_tcp(one_machine: bool) -> None:
     names = iter("aaa" if one_machine else "abc")
-    connections = connected(
-        3,
-        exchange=ThreadExchange(3).exchange,
-        job_secret=lambda: None,
-        machine=lambda: next(names),
-    )
+    connections = connected(3, job_secret=lambda: None, machine=lambda: next(names))
     family = socket.AF_UNIX if one_machine else socket.AF_INET
     assert all(sock.family == family for each in connections for sock in each.values())
     for total in together(connections, lambda calls: calls.sum(np.full(50_000, calls.rank + 1.0))):
         assert (total == 6.0).all()
 
 
+class HostileClients(ThreadExchange):
+    """Exchanges values; as soon as worker 0's address is known, hostile clients come before worker 1."""
+
+    def __init__(self, attack: Callable[[tuple[str, int]], None]) -> None:
+        super().__init__(2)
+        self._attack = attack
+
+    def exchange(self, layout: ReplicaLayout, value: Any) -> list[Any]:
+        found = super().exchange(layout, value)
+        if isinstance(value, tuple) and layout.worker == 1:
+            self._attack((found[0][0]["host"], found[0][0]["port"]))
+        return found
+
+
 def test_unauthenticated_connections_are_not_taken_for_workers() -> None:
     """One who does not know the secret, and many who say nothing, come first; the worker is taken at once."""
-    shared = ThreadExchange(2)
     silent: list[socket.socket] = []
 
-    def exchange(layout: ReplicaLayout, value: Any) -> list[Any]:
-        found = shared.exchange(layout, value)
-        if isinstance(value, tuple) and layout.worker == 1:
-            for _ in range(80):
-                where = found[0][0]["host"], found[0][0]["port"]
-                silent.append(socket.create_connection(where, timeout=SECONDS))
-            intruder = socket.create_connection((found[0][0]["host"], found[0][0]["port"]), timeout=SECONDS)
-            intruder.sendall(connect.HELLO.pack(1, b"?" * 32))
-            assert intruder.recv(1) == b""
-            intruder.close()
-        return found
+    def attack(where: tuple[str, int]) -> None:
+        for _ in range(80):
+            silent.append(socket.create_connection(where, timeout=SECONDS))
+        with socket.create_connection(where, timeout=SECONDS) as intruder, pytest.raises(ProofError):
+            introduce(
+                intruder,
+                Handshake(Secret(b"?" * 32, "a guess"), "reduce", "worker 1", "worker 0"),
+                REAL.deadline(SECONDS),
+            )
 
     connections = connected(
         2,
-        exchange=exchange,
+        exchange=HostileClients(attack).exchange,
         clock=GivenClock(),  # it stands still: no silent one's time is ever over
-        job_secret=lambda: Secret(b"of the job", "a test"),
         machine=lambda: str(threading.get_ident()),
     )
     for total in together(connections, lambda calls: calls.sum(np.ones(3))):
@@ -348,55 +370,128 @@ def test_unauthenticated_connections_are_not_taken_for_workers() -> None:
         each.close()
 
 
-def test_a_connection_that_says_nothing_is_closed_after_two_seconds() -> None:
-    clock, found = GivenClock(), dict[int, socket.socket]()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        acceptor = Acceptor([listener], {1}, b"secret", clock)
-        running = threading.Thread(target=acceptor.run, args=(found, clock.deadline(10.0)), daemon=True)
-        running.start()
-        with socket.create_connection(listener.getsockname()) as silent:
-            wait_until(lambda: bool(acceptor._pending))
-            clock.pass_by(1.9)
-            with socket.create_connection(listener.getsockname()) as later:
-                wait_until(lambda: len(acceptor._pending) == 2)
-                clock.pass_by(0.2)
-                assert silent.recv(1) == b""
-                assert len(acceptor._pending) == 1
-                clock.pass_by(2.0)
-                assert later.recv(1) == b""
-        clock.at = 1010.0
-        running.join()
-    assert found == {}
+def test_a_recorded_handshake_proves_nothing_when_it_is_sent_again() -> None:
+    """An eavesdropper has all that a worker sent at its start, and is not taken for that worker."""
+    recorded: list[bytes] = []
+
+    def record(where: tuple[str, int]) -> None:
+        """Stands between a genuine worker and worker 0, and closes the connection in the end."""
+        with socket.create_server(("127.0.0.1", 0)) as between:
+            worker = threading.Thread(target=lambda: genuine(between.getsockname()), daemon=True)
+            worker.start()
+            inner, _ = between.accept()
+            with inner, socket.create_connection(where, timeout=SECONDS) as outer:
+                for from_worker, count in ((True, 32), (False, 32), (True, 1 + 8 + 32), (False, 32)):
+                    source, sink = (inner, outer) if from_worker else (outer, inner)
+                    data = source.recv(count, socket.MSG_WAITALL)
+                    sink.sendall(data)
+                    recorded.extend([data] if from_worker else [])
+            worker.join()
+
+    def genuine(where: tuple[str, int]) -> None:
+        with socket.create_connection(where, timeout=SECONDS) as sock:
+            introduce(sock, Handshake(secrets[0], "reduce", "worker 1", "worker 0"), REAL.deadline(SECONDS))
+
+    def attack(where: tuple[str, int]) -> None:
+        record(where)
+        with socket.create_connection(where, timeout=SECONDS) as intruder:
+            for each in recorded:
+                intruder.sendall(each)
+            assert len(intruder.recv(1000, socket.MSG_WAITALL)) == 32  # a new challenge, and no proof
+
+    class Derived(Secret):
+        def derive(self, *parts: bytes | str | int) -> Secret:
+            found = super().derive(*parts)
+            if parts[0] == "transport":
+                secrets.append(found)
+            return found
+
+    secrets: list[Secret] = []
+    hostile = HostileClients(attack)
+    machine = lambda: str(threading.get_ident())  # noqa: E731 - over TCP
+    connections = connected(
+        2, exchange=hostile.exchange, job_secret=lambda: Derived(b"of the job", "a test"), machine=machine
+    )
+    assert b"".join(recorded)[32:41] == b"\x08worker 1"
+    for total in together(connections, lambda calls: calls.sum(np.ones(3))):
+        assert (total == 2.0).all()
 
 
-def test_a_worker_tries_for_ten_seconds_to_connect_to_another() -> None:
-    clock = GivenClock()
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    there = {"host": "127.0.0.1", "port": port, "machine": "another"}
-    assert connect._connect({"machine": "this"}, there, 1, b"secret", clock) is None
-    assert clock.now() == pytest.approx(1010.0, abs=0.2)
-
-
-def test_workers_that_are_not_connected_in_time_have_no_connections() -> None:
-    clock = GivenClock()
-    nobody = {"host": "127.0.0.1", "machine": "another"}
+def test_a_worker_that_lives_is_waited_for_however_long_it_takes_to_connect() -> None:
+    """It was frozen for a while at that point: nobody gives up, and nothing else carries the values."""
+    clock, late = GivenClock(), threading.Event()
+    shared = ThreadExchange(3)
 
     def exchange(layout: ReplicaLayout, value: Any) -> list[Any]:
-        return [value, (nobody, None) if isinstance(value, tuple) else True]
+        found = shared.exchange(layout, value)
+        if layout.worker == 2 and isinstance(value, tuple):
+            assert late.wait(SECONDS)
+        return found
 
-    found: list[Any] = []
-    layout = ReplicaLayout(workers=2, worker=0)
-    how = {"exchange": exchange, "job_secret": lambda: None, "clock": clock}
-    running = threading.Thread(
-        target=lambda: found.append(connect.connect_all(layout, "127.0.0.1", **how)),  # type: ignore[arg-type]
-        daemon=True,
-    )
-    running.start()
-    while running.is_alive():  # worker 1 never comes
-        clock.pass_by(10.0)
-        running.join(0.05)
-    assert found == [None]
+    wait = start_connecting(3, exchange=exchange, clock=clock)
+    for _ in range(12):
+        clock.pass_by(60.0)
+    late.set()
+    for total in together(wait(), lambda calls: calls.sum(np.full(5, calls.rank + 1.0))):
+        assert (total == 6.0).all()
+
+
+class Unreachable(ThreadExchange):
+    """Exchanges values, with an address of worker 0 at which nobody listens."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers)
+        with socket.create_server(("127.0.0.1", 0)) as closed:
+            self.port = closed.getsockname()[1]
+
+    def exchange(self, layout: ReplicaLayout, value: Any) -> list[Any]:
+        found = super().exchange(layout, value)
+        if isinstance(value, tuple):
+            found[0] = ({"host": "127.0.0.1", "port": self.port, "machine": "another"}, found[0][1])
+        return found
+
+
+def test_workers_that_cannot_be_connected_raise_the_same_error_on_all() -> None:
+    clock, shared = GivenClock(), Unreachable(3)
+    found = connected(3, exchange=shared.exchange, clock=clock)
+    for each in found:
+        assert isinstance(each, PeerMissingError)
+        for worker in (1, 2):
+            assert f"worker {worker} could not connect to worker 0 at 127.0.0.1:{shared.port}" in str(each)
+        assert 'communication="tensorflow"' in str(each)
+    assert clock.now() >= 1060.0
+
+
+def test_a_ring_that_cannot_be_connected_is_an_error_and_opens_no_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """None for the calls would have TensorFlow start its server, which checks nobody."""
+
+    def fail(*args: Any) -> Any:
+        raise PeerMissingError("worker 1 could not connect to worker 0")
+
+    monkeypatch.setattr("dtrain.collectives.sockets.connect_all", fail)
+    topology = Topology({"worker": ("127.0.0.1:1", "127.0.0.1:2")}, "worker", 0)
+    with refused(PeerMissingError, "worker 1 could not connect to worker 0"):
+        Ring().connect(ReplicaLayout(workers=2, worker=0), topology, [facts(), facts()])
+
+
+def test_a_worker_that_is_lost_ends_the_tries_of_the_others() -> None:
+    def check() -> None:
+        raise PeerMissingError("worker 0 was lost")
+
+    shared = Unreachable(2)
+    layout = ReplicaLayout(workers=2, worker=1)
+    values = iter([[({"host": "127.0.0.1", "port": shared.port, "machine": "another"}, b"n" * 32), None]])
+    with refused(PeerMissingError, "worker 0 was lost"):
+        connect.connect_all(
+            layout,
+            "127.0.0.1",
+            exchange=lambda layout, value: next(values),
+            job_secret=lambda: JOB,
+            check=check,
+            clock=GivenClock(),
+        )
 
 
 def test_reductions_overlap_where_each_host_has_a_core_more_than_workers() -> None:

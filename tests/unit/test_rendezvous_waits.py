@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 
+from dtrain.clock import REAL
 from dtrain.cluster import serving
 from dtrain.cluster.control import Control
 from dtrain.cluster.logged_wait import LoggedWait
+from dtrain.cluster.proof import ProofError, introduce
 from dtrain.cluster.rendezvous import hold_port, run_rendezvous
-from dtrain.cluster.rendezvous_lines import Lines
+from dtrain.cluster.rendezvous_lines import PROTOCOL, Lines, handshake_with_first
+from dtrain.cluster.secret import Secret
 from dtrain.cluster.sockets import accept, answers_at
 from dtrain.errors import PeerMismatchError, PeerMissingError, PortInUseError
 from dtrain.launch.ports import reserve_ports
@@ -158,7 +161,7 @@ class FirstTask:
     """A first task that tells whoever connects that worker 2 is missing. Worker 1 has logged that."""
 
     def __init__(self, addresses: list[str]) -> None:
-        self.lines = Lines(None, first=True)
+        self.lines = Lines(None)
         self._server = listener_at(addresses[0])
         self._socks: list[socket.socket] = []
         threading.Thread(target=self._serve, daemon=True).start()
@@ -280,7 +283,8 @@ def test_without_a_secret_a_process_that_does_not_fit_is_refused_and_named(addre
     clock = GivenClock()
     first = Joining(addresses, 0, clock)
     wrong = Joining([*addresses[:2], "127.0.0.1:9"], 2, GivenClock()).end()
-    assert isinstance(wrong, PeerMismatchError)
+    assert isinstance(wrong, PeerMismatchError) and "See the log of that task" in str(wrong)
+    assert addresses[2] not in str(wrong)  # a stranger is not told the cluster
     wait_until(lambda: bool(first.lines))
     assert f"a process was refused: worker 0 (process {os.getpid()}" in first.lines[0]
     second = Joining(addresses, 1, clock)
@@ -295,13 +299,51 @@ def test_without_a_secret_a_process_that_does_not_fit_is_refused_and_named(addre
 
 def test_the_error_of_a_process_without_the_secret(addresses: list[str]) -> None:
     first = Joining(addresses, 0, GivenClock(), secret=b"known to all")
-    without = Joining(addresses, 1, GivenClock()).end()
-    assert isinstance(without, PeerMismatchError) and "DTRAIN_SECRET_FILE" in str(without)
+    without = Joining(addresses, 1, GivenClock(), timeout=5.0).end()
+    assert isinstance(without, PeerMissingError) and "DTRAIN_SECRET_FILE" in str(without)
     another = Joining(addresses, 2, GivenClock(), timeout=5.0, secret=b"another").end()
     assert isinstance(another, PeerMissingError) and "with this job's secret" in str(another)
     first.clock.pass_by(3600.0)
     error = first.end()
     assert isinstance(error, PeerMissingError) and "does not know the secret" in str(error)
+
+
+@pytest.mark.parametrize("secret", [b"", b"known to all"])
+def test_a_stranger_is_told_nothing_about_the_job(addresses: list[str], secret: bytes) -> None:
+    """Whatever it sends, no address, name, count or version comes back; with a secret only random bytes."""
+    first = Joining(addresses, 0, GivenClock(), secret=secret)
+    message = {"dtrain": "hello", "job": "worker", "index": 1, "process": "p", "cluster": {}, "problem": ""}
+    told = b""
+    for changed in ({}, {"protocol": PROTOCOL}, {"protocol": PROTOCOL, "index": 9}, {"index": 0}):
+        line = json.dumps({**message, **changed}).encode() + b"\n"
+        for sent in (line, os.urandom(32) + b"\x08worker 1" + os.urandom(32), b"GET / HTTP/1.1\r\n\r\n" * 9):
+            with connected_to(addresses[0]) as stranger:
+                stranger.sendall(sent)
+                stranger.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(ConnectionResetError):
+                    while more := stranger.recv(4096):
+                        told += more
+    if secret:
+        assert len(told) == 32 * 12  # a challenge on each connection
+        assert b"dtrain" not in told
+    else:
+        assert b"refused" not in told
+    for word in (*addresses, socket.gethostname(), str(os.getpid()), "worker"):
+        assert word.encode() not in told
+    second, third = (Joining(addresses, rank, GivenClock(), secret=secret) for rank in (1, 2))
+    assert sorted(first.end()) == [1, 2] and [*second.end()] == [*third.end()] == [0]
+
+
+def test_a_proof_for_another_job_of_the_same_user_is_refused(addresses: list[str]) -> None:
+    """Both jobs share the user's secret, and a stranger carries all bytes from one to the other."""
+    first = Joining(addresses, 0, GivenClock(), secret=b"of the user")
+    wait_until(lambda: answers_at(addresses[0]))
+    other = Topology({"worker": ("127.0.0.1:1", addresses[1])}, "worker", 1)
+    with connected_to(addresses[0]) as relayed, pytest.raises(ProofError):
+        secret = Secret(b"of the user", "a test")
+        introduce(relayed, handshake_with_first(secret, other.task, "127.0.0.1:1"), REAL.deadline(SECONDS))
+    second, third = (Joining(addresses, rank, GivenClock(), secret=b"of the user") for rank in (1, 2))
+    assert sorted(first.end()) == [1, 2] and [*second.end()] == [*third.end()] == [0]
 
 
 class ClosingClock(GivenClock):

@@ -165,6 +165,7 @@ def test_after_progress_there_is_no_delay_and_without_it_growing_ones() -> None:
         ([raised(7), raised(7, "KeyError: 'a'"), raised(7)], [True] * 3),
         ([raised(None), raised(None)], [True, False]),
         ([Failure(ONE, 1, "ValueError: x")], [False]),
+        ([Failure(ONE, 1, "PeerMissingError: x", lost_peer=True)] * 3, [True] * 3),
         ([Failure(ONE, 2, step=3, progressed=True, stepped=True)], [False]),
         ([Failure(ONE, -9)], [True]),
     ],

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +21,7 @@ import pytest
 
 from dtrain.checkpoint.coordinator import SaveProposal
 from dtrain.cluster import secret as secrets
-from dtrain.cluster.secret import Secret, job_secret, on_loopback, read_secret, write_secret
+from dtrain.cluster.secret import Secret, job_secret, on_loopback, read_secret, user_folder, write_secret
 from dtrain.collectives.transport import Facts
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine import peer_exchange
@@ -78,12 +82,22 @@ def test_a_file_that_is_none_or_anothers_is_refused(
             read_secret(file)
 
 
-def test_where_a_jobs_secret_comes_from(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder of this user, which has no session."""
+    for name in ("DTRAIN_SECRET_FILE", "XDG_RUNTIME_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    return home
+
+
+def test_where_a_jobs_secret_comes_from(file: Path, user: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert on_loopback(HERE) and not on_loopback(FAR)
-    monkeypatch.delenv("DTRAIN_SECRET_FILE", raising=False)
     assert job_secret(FAR) is None
     here = job_secret(HERE)  # of this user's, for processes that were started by hand
-    assert here is not None and here.origin == f"/tmp/dtrain-secret-{os.geteuid()}/secret"
+    assert here is not None and Path(here.origin).name == "secret"
     again = job_secret(HERE)
     assert again is not None and here.sign("a") == again.sign("a")
     monkeypatch.setenv("DTRAIN_SECRET_FILE", str(file))
@@ -95,25 +109,78 @@ def test_where_a_jobs_secret_comes_from(file: Path, monkeypatch: pytest.MonkeyPa
         job_secret(HERE)
 
 
-def test_a_users_own_file_is_not_taken_from_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_of_a_users_secret(user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that another process of this user finds too: without its session, and without its variables."""
+    monkeypatch.setattr(secrets, "SYSTEM_RUNTIME", tmp_path / "run")
+    shared = tmp_path / f"dtrain-secret-{os.geteuid()}"
+    monkeypatch.setattr("pwd.getpwuid", lambda user: SimpleNamespace(pw_dir=str(tmp_path / "none")))
+    monkeypatch.setenv("HOME", "/")  # as in a container for any user
+    if os.geteuid() != 0:
+        assert user_folder(tmp_path) == shared
+    monkeypatch.delenv("HOME")
+    assert user_folder(tmp_path) == shared
+    monkeypatch.setattr("pwd.getpwuid", lambda user_id: SimpleNamespace(pw_dir=str(user)))
+    assert user_folder(tmp_path) == user / ".dtrain"
+    monkeypatch.setenv("HOME", str(user))
+    assert user_folder(tmp_path) == user / ".dtrain"
+    session = tmp_path / "run" / str(os.geteuid())
+    session.mkdir(parents=True, mode=0o700)
+    assert user_folder(tmp_path) == session / "dtrain"  # a process without the session's variables
+    other = tmp_path / "session"
+    other.mkdir(mode=0o755)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(other))
+    assert user_folder(tmp_path) == session / "dtrain"  # it is open to others
+    other.chmod(0o700)
+    assert user_folder(tmp_path) == other / "dtrain"
+    if os.geteuid() == 0:
+        os.chown(other, 12345, 12345)  # as `sudo` may keep it
+        assert user_folder(tmp_path) == session / "dtrain"
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder in which every user may make files, as /tmp."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o1777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_another_user_does_not_switch_the_secret_off(
+    shared: Path, user: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its name can be guessed, so another user may have made the folder before."""
-    monkeypatch.delenv("DTRAIN_SECRET_FILE", raising=False)
-    folder = tmp_path / f"dtrain-secret-{os.geteuid()}"
-    real = tmp_path / "real"
+    monkeypatch.setattr(secrets, "user_folder", lambda shared: shared / f"dtrain-secret-{os.geteuid()}")
+    folder = shared / f"dtrain-secret-{os.geteuid()}"
+    real = shared / "real"
     real.mkdir(mode=0o700)
     folder.symlink_to(real)
-    assert job_secret(HERE, tmp_path) is None
+    with refused(ConfigurationError, folder, "is no folder", "DTRAIN_SECRET_FILE"):
+        job_secret(HERE, shared)
+    folder.unlink()
+    folder.write_text("")
+    with refused(ConfigurationError, folder, "is no folder"):
+        job_secret(HERE, shared)
     folder.unlink()
     folder.mkdir()
     folder.chmod(0o770)
-    assert job_secret(HERE, tmp_path) is None
-    if os.geteuid() == 0:
-        folder.chmod(0o700)
-        os.chown(folder, 12345, 12345)
-        assert job_secret(HERE, tmp_path) is None
+    with refused(ConfigurationError, folder, "770"):
+        job_secret(HERE, shared)
     folder.rmdir()
-    assert job_secret(HERE, tmp_path) is not None
+    if os.geteuid() == 0:
+        subprocess.run(["mkdir", "-m", "700", str(folder)], user=65534, check=True)
+        with refused(ConfigurationError, folder, "belongs to user 65534", "as 0"):
+            job_secret(HERE, shared)
+        folder.rmdir()
+    folder.mkdir(mode=0o700)
+    (folder / "secret").write_text("short")
+    (folder / "secret").chmod(0o600)
+    with refused(ConfigurationError, folder / "secret", "5 bytes"):
+        job_secret(HERE, shared)
+    (folder / "secret").unlink()
+    assert job_secret(HERE, shared) is not None
     assert [path.name for path in folder.iterdir()] == ["secret"]
+    assert job_secret(HERE, shared / "not" / "there") is None  # no user can make it
 
 
 def test_a_signature_is_of_these_parts_and_a_secret_is_not_shown(file: Path) -> None:

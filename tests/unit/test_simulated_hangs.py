@@ -9,6 +9,7 @@ import signal
 
 import pytest
 
+from dtrain.task_messages import ConnectedNote, RendezvousNote
 from simulated_jobs import FOR_EVER, Program, SimulatedJob, SimulatedTask, Steps
 
 KILL, TERM, USR2 = signal.SIGKILL, signal.SIGTERM, signal.SIGUSR2
@@ -169,28 +170,118 @@ def test_the_others_wait_half_a_minute_for_a_task_that_is_stopped(connected: boo
     assert "worker 1 was stopped (SIGSTOP) while others waited 30 s for it before its first step." in job.err
 
 
-@pytest.mark.parametrize(("hang_timeout", "limit"), [(5.0, 600.0), (900.0, 900.0), (None, None)])
-def test_a_task_may_come_late_to_the_rendezvous(hang_timeout: float | None, limit: float | None) -> None:
-    """Without a limit of the user's, the others wait as long as the process runs: it may read data."""
-
+def comes_late(seconds: float) -> tuple[Program, set[tuple[int, int]]]:
+    """A program in which worker 1 makes its strategy so much later than worker 0; who has come."""
     arrived: set[tuple[int, int]] = set()
 
     def program(task: SimulatedTask) -> Steps:
-        yield 2.0 + 10_000.0 * (task.index == 1 and task.attempt == 0)
+        yield 2.0 + (seconds if task.index == 1 and task.attempt == 0 else 0.0)
         task.waits_for_peers()
         arrived.add((task.attempt, task.index))
         while not {(task.attempt, 0), (task.attempt, 1)} <= arrived:
             yield 1.0
         task.waits_for_peers(over=True)
 
-    job = SimulatedJob(program, hang_timeout=hang_timeout)
+    return program, arrived
+
+
+@pytest.mark.parametrize(("start_timeout", "limit"), [(None, 600.0), (5.0, 5.0), (900.0, 900.0)])
+@pytest.mark.parametrize("late", [50_000.0, FOR_EVER])
+def test_a_task_that_does_not_come_to_the_others_is_restarted_and_stacks_are_shown(
+    late: float, start_timeout: float | None, limit: float
+) -> None:
+    program, _ = comes_late(late)
+    job = SimulatedJob(program, start_timeout=start_timeout, hang_timeout=1.0)
     job.run()
     assert job.status == 0
-    if limit is None:
-        assert (job.attempts(), job.now) == ([[0, 1]], 10_002.0)
-    else:
-        assert job.starts("worker", 1)[0].signals == [(2.0 + limit, KILL)]
-        assert f"worker 1 had not met the other tasks after {limit:.0f} s, and was killed" in job.err
+    for index in (0, 1):
+        assert job.starts("worker", index)[0].signals == [(2.0 + limit, USR2), (3.0 + limit, KILL)]
+        assert job.starts("worker", index)[1].at == 4.0 + limit
+    assert "worker 1 had not met the other tasks after" in job.err
+    assert "(--start-timeout), and was killed" in job.err
+
+
+def test_a_task_may_come_late_to_the_others() -> None:
+    """It may read data; the limit is on the launcher's clock, and begins when the others wait."""
+    program, arrived = comes_late(599.0)
+    job = SimulatedJob(program)
+    job.run()
+    assert (job.status, job.attempts(), len(arrived)) == (0, [[0, 1]], 2)
+    assert not any(each.signals for each in job.log)
+
+
+def test_a_task_that_is_stuck_after_the_rendezvous_is_not_waited_for_without_end() -> None:
+    """All have met, but one never connects its strategy to the others, which wait for it inside theirs."""
+
+    def program(task: SimulatedTask) -> Steps:
+        assert task.task is not None
+        for over in (False, True):
+            task.send(RendezvousNote(task.task, over))
+            yield 1.0
+        if task.attempt == 0:
+            yield FOR_EVER
+        task.send(ConnectedNote(task.task))
+        yield from task.trains(3.0)
+
+    job = SimulatedJob(program)
+    job.run()
+    assert (job.status, job.attempts()) == (0, [[0, 1], [0, 1]])
+    assert job.starts("worker", 1)[0].signals == [(600.0, USR2), (601.0, KILL)]
+    assert "worker 0 had met the other tasks, but not made its strategy after" in job.err
+
+
+def test_a_server_that_never_listens_is_not_waited_for_without_end() -> None:
+    def program(task: SimulatedTask) -> Steps:
+        assert task.task is not None
+        yield 1.0
+        task.serves = task.task.job == "worker" or (task.task.job == "ps" and task.attempt == 1)
+        if task.task.job == "chief":
+            task.waits_for_peers()
+            yield FOR_EVER if task.attempt == 0 else 5.0
+            task.waits_for_peers(over=True)
+        else:
+            yield FOR_EVER
+
+    job = SimulatedJob(program, ps=1)
+    job.run()
+    assert job.status == 0
+    assert job.starts("chief", 0)[0].signals == [(601.0, USR2), (602.0, KILL)]
+    assert "ps 0 had not met the other tasks after" in job.err
+
+
+def test_a_task_that_makes_a_second_strategy_may_wait_for_the_others() -> None:
+    """Another worker evaluates meanwhile: the watchdog judges that, not the start."""
+
+    def program(task: SimulatedTask) -> Steps:
+        assert task.task is not None
+        task.waits_for_peers(over=True)
+        yield 2000.0 * (task.index == 1)
+        task.waits_for_peers()
+        yield 2000.0 * (task.index == 0)
+        task.waits_for_peers(over=True)
+
+    job = SimulatedJob(program)
+    job.run()
+    assert (job.status, job.attempts()) == (0, [[0, 1]])
+
+
+def test_a_launcher_that_stood_still_does_not_count_that_time_as_a_wait() -> None:
+    def program(task: SimulatedTask) -> Steps:
+        yield 2.0
+        if task.index == 0:
+            task.waits_for_peers()
+            yield 1.0
+            task.job.world.clock.pass_by(3600.0)
+        else:
+            yield 500.0
+            task.waits_for_peers()
+        yield 5.0
+        task.waits_for_peers(over=True)
+
+    job = SimulatedJob(program)
+    job.run()
+    assert (job.status, job.attempts()) == (0, [[0, 1]])
+    assert not any(each.signals for each in job.log)
 
 
 def test_a_launcher_that_stood_still_blames_nobody() -> None:

@@ -96,6 +96,29 @@ def test_half_a_second_is_left_for_the_failure_behind_that_of_a_task_that_lost_i
     assert job.starts("worker", 0)[1].at == 3.0 + (min(after, 0.5))
 
 
+@pytest.mark.parametrize("own_error", [False, True])
+def test_workers_that_cannot_be_connected_at_the_first_start_are_started_again(own_error: bool) -> None:
+    """No step was ever made, but the program is not the cause; an error of one's own is not tried again."""
+
+    def program(task: SimulatedTask) -> Steps:
+        task.waits_for_peers()
+        yield 60.0 + 0.1 * task.index
+        if task.attempt == 0:
+            words = "PeerMissingError: The workers live, but could not be connected"
+            if own_error and task.index == 1:
+                return task.raises("KeyError: 'the cause'")
+            return task.raises(words, lost_peer=True)
+        task.waits_for_peers(over=True)
+        yield from task.trains(3.0)
+
+    job = SimulatedJob(program)
+    job.run()
+    assert job.status == (1 if own_error else 0)
+    assert len(job.attempts()) == (1 if own_error else 2)
+    assert f"worker {int(own_error)}" in job.err
+    assert ("No step was ever completed before this error" in job.err) == own_error
+
+
 def test_a_further_task_that_lost_its_peer_is_not_to_blame_either() -> None:
     def program(task: SimulatedTask) -> Steps:
         task.step(5)

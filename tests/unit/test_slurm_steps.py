@@ -145,7 +145,8 @@ def test_tasks_share_a_secret_in_the_home_folder_that_only_this_user_reads(
     file = tmp_path / ".dtrain" / "secret"
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     file.parent.chmod(0o755)
-    assert job_secret(job) is None
+    with refused(ConfigurationError, file.parent, "755"):
+        job_secret(job)
 
 
 def options_of(*words: str) -> argparse.Namespace:

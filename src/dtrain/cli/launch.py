@@ -68,6 +68,13 @@ class JobOptions:
         metavar="S",
         type=worker_counts.auto_seconds,
     )
+    start_timeout: float | None = option(
+        None,
+        "seconds that processes wait for one that does not make its strategy, before all are started again "
+        "(default: 600)",
+        metavar="S",
+        type=seconds,
+    )
     grace: float | None = option(
         None,
         "seconds between asking processes to end and killing them (default: 5, or 30 if they save "

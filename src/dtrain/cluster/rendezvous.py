@@ -18,16 +18,17 @@ from typing import Any
 from dtrain.clock import REAL, Clock, Deadline
 from dtrain.cluster import settings
 from dtrain.cluster.logged_wait import LoggedWait
+from dtrain.cluster.proof import introduce
 from dtrain.cluster.rendezvous_lines import (
-    CHALLENGE,
     ERRORS,
     MESSAGE_LIMIT,
     Connection,
     Lines,
+    handshake_with_first,
     missing_error,
 )
 from dtrain.cluster.rendezvous_server import HELLO_PATIENCE, RendezvousServer
-from dtrain.cluster.secret import job_secret
+from dtrain.cluster.secret import Secret, job_secret
 from dtrain.cluster.sockets import EXHAUSTED, bind_everywhere, connect_to, listen_at, resolves
 from dtrain.errors import (
     ClusterConfigError,
@@ -44,6 +45,8 @@ _FIRST_PAUSE = 0.01  # seconds between the first tries to connect, because tasks
 _LONGEST_PAUSE = 0.2  # the pause grows up to this many seconds
 _REPORT_PATIENCE = 3.0  # seconds to report a port in use to the first task
 _ANSWER_SHOWN = 2000  # characters of the first task's answer that an error shows
+_SEE_LOG = "See the log of that task; all processes of a job need the same cluster in TF_CONFIG."
+_OF_SECRET = "with this job's secret, at this address in its cluster"
 _VERDICT_PATIENCE = 2.0  # seconds for the first task's verdict after this task's own time limit
 
 
@@ -86,11 +89,9 @@ def run_rendezvous(
     if timeout is None:
         timeout = settings.peer_timeout()
     log = log or log_to_stderr
-    if secret is None:
-        shared = job_secret(topology)
-        secret = b"" if shared is None else shared.sign("meeting")
+    shared = job_secret(topology) if secret is None else Secret(secret, "the caller") if secret else None
     try:
-        return _run(topology, LoggedWait(timeout, log, clock), log, secret)
+        return _run(topology, LoggedWait(timeout, log, clock), log, shared)
     except OSError as error:
         if error.errno not in EXHAUSTED:
             raise
@@ -101,7 +102,7 @@ def run_rendezvous(
 
 
 def _run(
-    topology: Topology, wait: LoggedWait, log: Callable[[str], None], secret: bytes | None
+    topology: Topology, wait: LoggedWait, log: Callable[[str], None], secret: Secret | None
 ) -> dict[int, Connection]:
     host, port = split_address(topology.address)
     rendezvous = _Rendezvous(topology, wait, log, secret)
@@ -122,7 +123,7 @@ def _run(
 
 class _Rendezvous:
     def __init__(
-        self, topology: Topology, wait: LoggedWait, log: Callable[[str], None], secret: bytes | None
+        self, topology: Topology, wait: LoggedWait, log: Callable[[str], None], secret: Secret | None
     ) -> None:
         self._topology = topology
         self._wait = wait
@@ -130,7 +131,7 @@ class _Rendezvous:
         self._log = log
         self._process = f"process {os.getpid()} on {socket.gethostname()}"
         self._first = topology.training_tasks()[0]
-        self._secret = secret or None
+        self._secret = secret
         self._first_address = topology.address_of(self._first)
         self._foreign = False
         self._missing: list[str] = []  # the missing tasks that the first task last reported
@@ -191,10 +192,11 @@ class _Rendezvous:
         if sock is None:
             return None
         verdict: dict[str, Any] | None = None
-        lines = Lines(self._secret, first=False)
+        lines: Lines | None = None
         with contextlib.suppress(OSError):
+            lines = self._introduce(sock, deadline)
             verdict = self._exchange(sock, lines, deadline, problem)
-        if verdict is not None and verdict["dtrain"] == "go":
+        if lines is not None and verdict is not None and verdict["dtrain"] == "go":
             return Connection(sock, lines.key())
         sock.close()
         if verdict is None:
@@ -204,7 +206,25 @@ class _Rendezvous:
         # Raised here, outside the `suppress(OSError)`, because some of these errors are OSErrors.
         kind, message, hint = (verdict.get(key) for key in ("kind", "message", "hint"))
         make = ERRORS.get(kind, PeerMismatchError) if isinstance(kind, str) else PeerMismatchError
-        raise make(_text(message, "The first task refused this one."), hint=_text(hint, ""))
+        raise make(_text(message, self._refusal()), hint=_text(hint, _SEE_LOG))
+
+    def _introduce(self, sock: socket.socket, deadline: Deadline) -> Lines:
+        """Have both sides prove that they know the job's secret, if it has one.
+
+        Raises:
+            OSError: the other side did not, or the connection is lost.
+        """
+        if self._secret is None:
+            return Lines(None)
+        handshake = handshake_with_first(self._secret, self._topology.task, self._first_address)
+        until = self._clock.deadline(min(HELLO_PATIENCE, deadline.left()))
+        self._foreign = True  # what answers there, until it has proved otherwise
+        introduce(sock, handshake, until, self._log_wait)
+        self._foreign = False
+        return Lines(handshake)
+
+    def _log_wait(self) -> None:
+        self._wait.log_if_due(self._missing or [self._describe_first()])
 
     def _exchange(
         self, sock: socket.socket, lines: Lines, deadline: Deadline, problem: str
@@ -221,8 +241,7 @@ class _Rendezvous:
         answers_until = self._clock.deadline(min(HELLO_PATIENCE, deadline.left()))
         verdict_until = Deadline(self._clock, deadline.at + _VERDICT_PATIENCE)
         gave_up = answered = False
-        if not lines.signed:
-            sock.sendall(lines.encode("hello", **hello))
+        sock.sendall(lines.encode("hello", **hello))
         while not verdict_until.passed():
             if not answered and answers_until.passed():
                 self._foreign = True  # the other side accepted the connection but does not speak the protocol
@@ -241,12 +260,6 @@ class _Rendezvous:
                 self._foreign = message is None
                 if message is None:
                     return None
-                if message["dtrain"] == CHALLENGE and lines.signed and not answered:
-                    sock.sendall(lines.encode("hello", **hello))
-                    continue
-                if lines.signed and not lines.proven:
-                    self._foreign = True
-                    return None
                 if message["dtrain"] == "go" and gave_up:
                     return None  # it crossed "gave up", which the first task now reads as a broken connection
                 if message["dtrain"] in ("go", "error"):
@@ -254,6 +267,7 @@ class _Rendezvous:
                 answered = True
                 self._missing = self._names_in(message)
             if not chunk or len(inbox) > MESSAGE_LIMIT:
+                self._foreign = self._foreign or (bool(inbox) and not answered)  # it was no line of dtrain's
                 return None
         return None
 
@@ -263,13 +277,14 @@ class _Rendezvous:
             return []
         return [cleaned(name) for name in names[: self._topology.world_size] if isinstance(name, str)]
 
+    def _refusal(self) -> str:
+        return f"{self._first} ({self._first_address}) refused this process, {self._topology.task}."
+
     def _describe_first(self) -> str:
-        note = (
-            ", where something answers that is not a dtrain process waiting for its peers"
-            if self._foreign
-            else ""
-        )
-        note += " with this job's secret" if note and self._secret is not None else ""
+        note = ""
+        if self._foreign:
+            of_secret = "without a secret (DTRAIN_SECRET_FILE)" if self._secret is None else _OF_SECRET
+            note = f", where something answers that is not a dtrain process waiting for its peers {of_secret}"
         if not resolves(split_address(self._first_address)[0]):
             note = ", a name that does not resolve here yet"  # such as a pod's that has not started
         return f"{self._first} ({self._first_address}{note})"

@@ -1,26 +1,26 @@
 """The messages that tasks exchange in the rendezvous before training, and their authentication.
 
-A message is one line of JSON. If the job has a secret, each side signs its lines with the secret and with a
-random challenge from the other side, so that nobody else can forge a line or replay one from another
-rendezvous. This module opens no connection.
+A message is one line of JSON. If the job has a secret, a connection begins with a mutual proof (`proof`), and
+each side signs its lines with a key of the connection. This module opens no connection.
 """
 
 from __future__ import annotations
 
-import hmac
 import json
-import secrets
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dtrain.cluster.proof import Handshake, Signer
+from dtrain.cluster.secret import Secret
 from dtrain.errors import DtrainError, PeerMismatchError, PeerMissingError, PortInUseError
+from dtrain.topology import Task
 
-PROTOCOL = 2
+PROTOCOL = 3
 MESSAGE_LIMIT = 1 << 20  # bytes; a cluster of ten thousand tasks is smaller
-CHALLENGE = "challenge"
-_PROOF = "proof"
+_PURPOSE = "rendezvous"
+_SIGNATURE = "signature"
 
 ERRORS: Mapping[str, Callable[..., DtrainError]] = {
     "missing": PeerMissingError,
@@ -81,64 +81,63 @@ def mismatch(message: str) -> Verdict:
     )
 
 
+def handshake_with_first(secret: Secret, task: Task, first: str) -> Handshake:
+    """The proof of a task that has connected to the first task.
+
+    Args:
+        secret: what the tasks of the job know.
+        task: the task that has connected.
+        first: the address to which it has connected. A proof for one address does not hold at another, also
+            if another job of the same user has the same secret.
+    """
+    return Handshake(secret, _PURPOSE, str(task), f"the first task, at {first}")
+
+
+def handshake_of_first(secret: Secret, first: str) -> Handshake:
+    """The first task's proof on a connection that it has accepted; the other task says who it is."""
+    return Handshake(secret, _PURPOSE, f"the first task, at {first}")
+
+
 class Lines:
     """Encodes and decodes the lines of one connection.
 
     Args:
-        secret: the job's secret, or None.
-        first: whether this side is the first task, which runs the rendezvous.
-
-    Attributes:
-        challenge: the random hexadecimal text that the other side has to sign.
-        proven: whether the last decoded line proves that the other side knows the secret.
+        handshake: the connection's handshake, which has succeeded; None if the job has no secret.
     """
 
-    def __init__(self, secret: bytes | None, *, first: bool) -> None:
-        self._secret = secret
-        self._first = first
-        self.challenge = secrets.token_hex(16)
-        self.proven = False
-        self._to_sign = ""
+    def __init__(self, handshake: Handshake | None) -> None:
+        self._signer = None if handshake is None else Signer(handshake)
+        self._key = None if handshake is None else handshake.key
 
     @property
-    def signed(self) -> bool:
-        """Whether the job has a secret, so that lines without a valid signature must be ignored."""
-        return self._secret is not None
+    def proved(self) -> bool:
+        """Whether the other side has proved that it knows the job's secret."""
+        return self._signer is not None
 
     def key(self) -> bytes:
         """A key for what both sides send after the rendezvous; b"" if the job has no secret."""
-        if self._secret is None:
-            return b""
-        of_first, of_other = self.challenge, self._to_sign
-        if not self._first:
-            of_first, of_other = of_other, of_first
-        return hmac.digest(self._secret, f"dtrain connection\0{of_first} {of_other}".encode(), "sha256")
+        return b"" if self._key is None else self._key.sign("link")
 
     def encode(self, kind: str, /, **content: Any) -> bytes:
         """One message as a line, signed if the job has a secret."""
         message: dict[str, Any] = {"dtrain": kind, "protocol": PROTOCOL, **content}
-        if self._secret is not None:
-            message[CHALLENGE] = self.challenge
-            message[_PROOF] = _proof(self._secret, self._first, self._to_sign, message)
+        if self._signer is not None:
+            message[_SIGNATURE] = self._signer.sign(_canonical(message)).hex()
         return json.dumps(message).encode() + b"\n"
 
     def decode(self, line: bytes) -> dict[str, Any] | None:
-        """The message in a line, or None if the line is not a dtrain message; sets `proven`."""
-        self.proven = False
+        """The message in a line, or None if it is not the other side's next message."""
         try:
             message = json.loads(line)
             if not (isinstance(message, dict) and isinstance(message.get("dtrain"), str)):
                 return None
-            proof = message.pop(_PROOF, None)
-            if self._secret is not None and isinstance(proof, str):
-                right = _proof(self._secret, not self._first, self.challenge, message)
-                self.proven = hmac.compare_digest(proof.encode("utf-8", "replace"), right.encode())
+            signature = bytes.fromhex(str(message.pop(_SIGNATURE, "")))
+            if self._signer is not None and not self._signer.has_signed(signature, _canonical(message)):
+                return None
         except (ValueError, RecursionError):
             return None
-        self._to_sign = str(message.get(CHALLENGE, ""))[:64]
         return message
 
 
-def _proof(secret: bytes, by_first: bool, challenge: str, message: Mapping[str, Any]) -> str:
-    signed = json.dumps([by_first, challenge, message], sort_keys=True).encode()
-    return hmac.new(secret, b"dtrain meeting\0" + signed, "sha256").hexdigest()
+def _canonical(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message, sort_keys=True).encode()

@@ -1,7 +1,8 @@
 """The first training task's side of the rendezvous: collects all tasks and checks that their clusters agree.
 
 It serves one rendezvous on a listening socket and closes the socket. It does not use TensorFlow, and ignores
-what other programs send to the port.
+what other programs send to the port. It tells nothing about the job to a process that has not proved the
+secret.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ from typing import Any, NoReturn
 
 from dtrain.clock import Deadline
 from dtrain.cluster.logged_wait import LoggedWait
+from dtrain.cluster.proof import Handshake, ProofError
 from dtrain.cluster.rendezvous_lines import (
-    CHALLENGE,
     MESSAGE_LIMIT,
     PROTOCOL,
     Connection,
     Lines,
     Verdict,
+    handshake_of_first,
     mismatch,
     missing_error,
 )
+from dtrain.cluster.secret import Secret
 from dtrain.cluster.sockets import accept
 from dtrain.plain_text import cleaned
 from dtrain.topology import Task, Topology
@@ -34,6 +37,7 @@ _UNIDENTIFIED = 64  # connections without a hello that may be open; of more, the
 _LOGGED = 10  # refusals that are logged, and repeated in the error if the rendezvous fails
 _HIGHEST = 1_000_000  # an upper bound of task indices
 _SHOWN = 400  # characters shown of a refused process's text
+_NAME = 40  # characters shown of the name of a task
 
 
 @dataclass
@@ -42,7 +46,8 @@ class Peer:
 
     sock: socket.socket
     hello_until: Deadline
-    lines: Lines
+    handshake: Handshake | None
+    lines: Lines | None = None  # None before the proof
     inbox: bytes = b""
     task: Task | None = None
     process: str = ""
@@ -52,8 +57,8 @@ class RendezvousServer:
     """Serves one rendezvous.
 
     A peer that does not prove that it knows the secret is refused and logged; so is, without a secret, a peer
-    whose hello does not fit the job. Only a peer that knows the secret can end the rendezvous for all by its
-    hello.
+    whose hello does not fit the job. Neither is told why. Only a peer that knows the secret can end the
+    rendezvous for all by its hello.
 
     Args:
         topology: the job as this task knows it.
@@ -61,7 +66,7 @@ class RendezvousServer:
         process: the name of this process, for messages.
         wait: the wait for all tasks, which has begun, and its clock.
         log: gets a line about each process that was refused.
-        secret: bytes that only the job's tasks know, or None.
+        secret: what only the job's tasks know, or None.
     """
 
     def __init__(
@@ -72,7 +77,7 @@ class RendezvousServer:
         process: str,
         wait: LoggedWait,
         log: Callable[[str], None],
-        secret: bytes | None = None,
+        secret: Secret | None = None,
     ) -> None:
         self._topology = topology
         self._secret = secret
@@ -121,7 +126,11 @@ class RendezvousServer:
         members = [peer for peer in self._peers.values() if peer.task is not None]
         for peer in members:
             del self._peers[peer.sock]
-        return {peer.task: Connection(peer.sock, peer.lines.key()) for peer in members if peer.task}
+        return {
+            peer.task: Connection(peer.sock, peer.lines.key())
+            for peer in members
+            if peer.task is not None and peer.lines is not None
+        }
 
     def _wait_for_all(self) -> None:
         while missing := self._missing():
@@ -147,12 +156,14 @@ class RendezvousServer:
             self._drop_unidentified(most=max(0, len(self._unidentified()) - 1))
             return
         sock.setblocking(False)
-        peer = Peer(sock, self._clock.deadline(HELLO_PATIENCE), Lines(self._secret, first=True))
+        peer = Peer(sock, self._clock.deadline(HELLO_PATIENCE), None)
+        if self._secret is None:
+            peer.lines = Lines(None)
+        else:
+            peer.handshake = handshake_of_first(self._secret, self._topology.address)
         self._peers[sock] = peer
         self._selector.register(sock, selectors.EVENT_READ, data=sock)
         self._drop_unidentified(most=max(_UNIDENTIFIED, self._topology.world_size))
-        if peer.lines.signed:
-            self._send(peer, CHALLENGE)
 
     def _unidentified(self) -> list[Peer]:
         return [peer for peer in self._peers.values() if peer.task is None]
@@ -164,16 +175,40 @@ class RendezvousServer:
             self._drop(peer)
 
     def _read(self, peer: Peer) -> None:
+        limit = 65536 if peer.handshake is None or peer.handshake.proved else peer.handshake.wanted
         try:
-            chunk = peer.sock.recv(65536)
+            chunk = peer.sock.recv(limit)
         except BlockingIOError:
             return
         except OSError:
             chunk = b""
-        peer.inbox += chunk
-        *lines, peer.inbox = peer.inbox.split(b"\n")
-        for line in lines:
-            message = peer.lines.decode(line)
+        if peer.lines is None and peer.handshake is not None:
+            self._receive_proof(peer, peer.handshake, chunk)
+        elif peer.lines is not None:
+            self._receive_lines(peer, peer.lines, chunk)
+
+    def _receive_proof(self, peer: Peer, handshake: Handshake, chunk: bytes) -> None:
+        try:
+            peer.sock.sendall(handshake.receive(chunk))  # the empty send buffer takes it
+        except ProofError:
+            name = cleaned(handshake.peer, _NAME)
+            claimed = name if name and name.isascii() else "an unknown program"
+            if chunk:
+                self._note_refusal(
+                    f"{claimed} does not know the secret of the job of {self._own_name()}, "
+                    f"or has another address for {self._topology.task}."
+                )
+            self._drop(peer)
+        except OSError:
+            self._drop(peer)
+        else:
+            if handshake.proved:
+                peer.lines = Lines(handshake)
+
+    def _receive_lines(self, peer: Peer, lines: Lines, chunk: bytes) -> None:
+        *found, peer.inbox = (peer.inbox + chunk).split(b"\n")
+        for line in found:
+            message = lines.decode(line)
             if message is None:
                 return self._drop(peer)
             self._handle(peer, message)
@@ -184,8 +219,6 @@ class RendezvousServer:
         return None
 
     def _handle(self, peer: Peer, message: dict[str, Any]) -> None:
-        if peer.task is not None and peer.lines.signed and not peer.lines.proven:
-            return
         if message["dtrain"] == "gave up" and peer.task is not None:
             raise self._missing_error(self._clock.now() - self._start)
         if message["dtrain"] != "hello" or peer.task is not None:
@@ -194,12 +227,14 @@ class RendezvousServer:
         if not (isinstance(job, str) and type(index) is int and isinstance(process, str)):
             return
         index = max(-1, min(index, _HIGHEST))  # bounds the number of digits that a message would show
-        claimed = Task(cleaned(job, 40), index)
+        claimed = Task(cleaned(job, _NAME), index)
+        if peer.handshake is not None and str(claimed) != peer.handshake.peer:
+            return  # it has proved to be another task
         peer.process = cleaned(process, 100)
         try:
             self._check(peer, claimed, message)
         except Verdict as verdict:
-            if peer.lines.proven:
+            if peer.handshake is not None:
                 peer.task = claimed
                 raise
             self._refuse(peer, claimed, verdict)
@@ -213,13 +248,6 @@ class RendezvousServer:
         A connection of an earlier process of the claimed task is dropped if that process is gone.
         """
         name = f"{claimed} ({peer.process})"
-        if peer.lines.signed and not peer.lines.proven:
-            raise Verdict(
-                "mismatch",
-                f"{name} does not know the secret of the job of {self._own_name()}.",
-                "Start all processes of the job in one way: by one launcher, or each with the same file in "
-                "DTRAIN_SECRET_FILE.",
-            )
         if message.get("protocol") != PROTOCOL:
             raise mismatch(f"{name} runs another version of dtrain than {self._own_name()}.")
         if isinstance(problem := message.get("problem"), str) and problem:
@@ -243,12 +271,18 @@ class RendezvousServer:
                 self._drop(other)  # the task's earlier process died, and the task was restarted
 
     def _refuse(self, peer: Peer, claimed: Task, verdict: Verdict) -> None:
-        """Send a verdict to one peer, close its connection, and continue the rendezvous without it."""
-        message = cleaned(verdict.message, _SHOWN)
-        self._send(peer, "error", kind=verdict.kind, message=message, hint=verdict.hint)
+        """Close a peer's connection, and continue the rendezvous without it.
+
+        The peer is told the kind of the verdict alone: it may be a stranger that does not know the cluster.
+        """
+        self._send(peer, "error", kind=verdict.kind)
         self._drop(peer)
         if verdict.kind == "port in use" and claimed == self._topology.task:
             return  # the first task of another job; not worth a log line
+        self._note_refusal(verdict.message)
+
+    def _note_refusal(self, message: str) -> None:
+        message = cleaned(message, _SHOWN)
         if message not in self._refused and len(self._refused) < _LOGGED:
             self._refused.append(message)
             more = "; further ones are not shown" if len(self._refused) == _LOGGED else ""
@@ -293,6 +327,8 @@ class RendezvousServer:
                 self._send(peer, kind, **content)
 
     def _send(self, peer: Peer, kind: str, /, **content: Any) -> None:
+        if peer.lines is None:
+            return
         try:
             peer.sock.settimeout(1.0)
             peer.sock.sendall(peer.lines.encode(kind, **content))

@@ -8,6 +8,7 @@ of `dtrain.launch.hosts` also derives keys for encryption from it. It is never s
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import ipaddress
 import os
@@ -26,8 +27,10 @@ VARIABLE = "DTRAIN_SECRET_FILE"
 SIZE = 32
 """The number of random bytes in a secret that dtrain makes, and of bytes in a signature."""
 
-SHARED = Path("/tmp")  # the same folder for all processes of a machine
+SHARED = Path("/tmp")  # where all processes of a machine look if this user has no folder of its own
+SYSTEM_RUNTIME = Path("/run/user")  # where the system makes each user's runtime folder, at a login
 _SHORTEST, _LONGEST = 16, 4096  # bytes of a secret file's content, without surrounding white space
+_NO_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 _HINT = "Make one for this user alone: (umask 077; head -c 32 /dev/urandom | base64 > FILE)."
 
 
@@ -71,15 +74,15 @@ def job_secret(topology: Topology, shared: Path = SHARED) -> Secret | None:
     DTRAIN_SECRET_FILE, which the launcher sets for its tasks, has precedence. Next comes the secret that an
     environment gives to the job; the ranks of an MPI start agree on one. Finally, all jobs of this user share
     one file, which is created on first use: in a folder that the environment names, as Slurm does, or, if all
-    addresses are on this machine's loopback interface, in `shared`.
+    addresses are on this machine's loopback interface, in the folder of `user_folder`.
 
     Args:
         topology: the job's topology.
-        shared: the folder in which all processes of a machine look for this user's file.
+        shared: the folder for a user who has neither a runtime folder nor a home.
 
     Raises:
-        ConfigurationError: the file of DTRAIN_SECRET_FILE is missing, accessible to other users, too short or
-            too long.
+        ConfigurationError: the file or its folder is missing, belongs to or is open to other users, or the
+            file is too short or too long. Such a job does not run without a secret instead.
     """
     path = settings.secret_file()
     if path is not None:
@@ -89,8 +92,27 @@ def job_secret(topology: Topology, shared: Path = SHARED) -> Secret | None:
             return Secret(agreed, environment.label)
     folders = [environment.secret_folder() for environment in environments.found()]
     if on_loopback(topology):
-        folders.append(shared / f"dtrain-secret-{os.geteuid()}")
-    return next((_of_this_user(folder) for folder in folders if folder is not None), None)
+        folders.append(user_folder(shared))
+    found = (_of_this_user(folder) for folder in folders if folder is not None)
+    return next((secret for secret in found if secret is not None), None)
+
+
+def user_folder(shared: Path = SHARED) -> Path:
+    """The folder of this user's secret: the same for all processes of this user on this machine.
+
+    It is in the runtime folder of the user's sessions (XDG_RUNTIME_DIR), which is /run/user/UID also for a
+    process outside of a session; without one, in the home folder; and without a home, as in a container, in
+    `shared`. A folder that belongs to another user is not taken, so `sudo` with a kept environment takes
+    root's own.
+    """
+    user = os.geteuid()
+    for runtime in (settings.runtime_folder(), SYSTEM_RUNTIME / str(user)):
+        if runtime is not None and _is_own(runtime, private=True):
+            return runtime / "dtrain"
+    for home in settings.homes(user):
+        if _is_own(home, private=False):
+            return home / ".dtrain"
+    return shared / f"dtrain-secret-{user}"
 
 
 def on_loopback(topology: Topology) -> bool:
@@ -140,32 +162,62 @@ def _content(path: Path) -> tuple[str, bytes]:
         os.close(descriptor)
 
 
-def _what_is_wrong(status: os.stat_result) -> str:
-    if not stat.S_ISREG(status.st_mode):
-        return "is no file"
+def _what_is_wrong(status: os.stat_result, kind: int = stat.S_IFREG) -> str:
+    """What is wrong with a file, or with a folder if `kind` is S_IFDIR; "" for nothing."""
+    folder = kind == stat.S_IFDIR
+    if stat.S_IFMT(status.st_mode) != kind:
+        return "is no folder" if folder else "is no file"
     if status.st_uid not in (os.geteuid(), 0):
         return f"belongs to user {status.st_uid}, and this process runs as {os.geteuid()}"
     if status.st_mode & 0o077:
-        return f"has the mode {stat.S_IMODE(status.st_mode):o}, which is open to others (600 is right)"
+        right = "700" if folder else "600"
+        return f"has the mode {stat.S_IMODE(status.st_mode):o}, which is open to others ({right} is right)"
     return ""
 
 
 def _of_this_user(folder: Path) -> Secret | None:
-    """The secret that this user's jobs share through a folder; None if other users could read it."""
+    """The secret that this user's jobs share through a folder, which is made on first use.
+
+    Returns:
+        None if there is no such folder and this user may not make it, which no other user can cause.
+
+    Raises:
+        ConfigurationError: other users could read or replace what is in the folder, or it cannot be used; or
+            as `read_secret`.
+    """
     path = folder / "secret"
-    with contextlib.suppress(OSError, ConfigurationError):
+    try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    except OSError as error:
+        if error.errno in _NO_PLACE and not os.path.lexists(folder):
             return None
-        if not path.exists():
+    try:
+        wrong = _what_is_wrong(folder.lstat(), stat.S_IFDIR)
+        if not wrong and not path.exists():
             mine = folder / secrets.token_hex(8)
             write_secret(mine)
             with contextlib.suppress(FileExistsError):  # another process has created it meanwhile
                 os.link(mine, path)
             mine.unlink()
-        return read_secret(path)
-    return None
+    except OSError as error:
+        wrong = f"cannot be used: {error.strerror}"
+    if wrong:
+        raise ConfigurationError(
+            f"The folder for the secret of this user's jobs, {folder}, {wrong}.",
+            hint="Remove it or have it removed, or name a file of your own with a secret in "
+            "DTRAIN_SECRET_FILE, for all processes of the job; see docs/security.md.",
+        )
+    return read_secret(path)
+
+
+def _is_own(folder: Path, *, private: bool) -> bool:
+    """Whether this user owns a folder and may write there; `private`: and nobody else may use it."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return False
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and folder.is_absolute()
+    return own and not (private and found.st_mode & 0o077) and os.access(folder, os.W_OK | os.X_OK)
 
 
 def _is_loopback(host: str) -> bool:

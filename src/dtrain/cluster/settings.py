@@ -5,9 +5,11 @@ A variable is read at every call, so that a test or a notebook may change it. No
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import pwd
 from pathlib import Path
 
 from dtrain.counts import MOST_SECONDS, parse_count
@@ -115,6 +117,20 @@ def secret_file() -> Path | None:
     """The file with the secret that the processes of the job share (DTRAIN_SECRET_FILE), or None."""
     text = os.environ.get("DTRAIN_SECRET_FILE", "").strip()
     return Path(text).expanduser() if text else None
+
+
+def runtime_folder() -> Path | None:
+    """The folder for what lives as long as this user's session (XDG_RUNTIME_DIR), or None."""
+    text = os.environ.get("XDG_RUNTIME_DIR", "").strip()
+    return Path(text) if text else None
+
+
+def homes(user: int) -> list[Path]:
+    """The home folder of this process (HOME), and the one that the system has for a user; [] without any."""
+    found = [text] if (text := os.environ.get("HOME", "").strip()) else []
+    with contextlib.suppress(KeyError):
+        found.append(pwd.getpwuid(user).pw_dir)
+    return [Path(text) for text in found]
 
 
 def spare() -> tuple[int, int] | None:

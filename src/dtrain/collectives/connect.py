@@ -8,23 +8,29 @@ No values are sent here.
 from __future__ import annotations
 
 import contextlib
-import hmac
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dtrain.clock import REAL, Clock
+from dtrain.clock import REAL, Clock, Deadline
 from dtrain.cluster import peers
-from dtrain.cluster.secret import Secret
+from dtrain.cluster.acceptor import Acceptor
+from dtrain.cluster.proof import Handshake, introduce
+from dtrain.cluster.secret import SIZE, Secret
 from dtrain.cluster.sockets import connect_to, listen_at
-from dtrain.collectives.acceptor import HELLO, SECRET, Acceptor, proof
+from dtrain.errors import DtrainError, PeerMissingError
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 
-_SECONDS = 10.0  # for all connections together, so that a firewall cannot delay the start by more
+_PURPOSE = "reduce"
+# Seconds in which a worker that lives must be reached. One that is only slow answers later than usual, while
+# a firewall or a wrong address never lets it.
+_PATIENCE = 60.0
+_TRY = 5.0  # seconds of one try to connect
+_PAUSE = 0.1  # seconds between two tries
 
 
 def _job_secret() -> Secret | None:
@@ -48,48 +54,98 @@ def connect_all(
     exchange: Callable[[ReplicaLayout, Any], list[Any]] = exchange,
     job_secret: Callable[[], Secret | None] = _job_secret,
     machine: Callable[[], str] = _machine,
+    check: Callable[[], None] = peers.check,
     clock: Clock = REAL,
-) -> dict[int, socket.socket] | None:
+) -> dict[int, socket.socket]:
     """Connects this worker with all others; all workers must call it.
+
+    It waits for a worker as long as that lives; the connections of the rendezvous show it.
 
     Args:
         layout: the strategy's layout.
         host: the host name or address at which the others reach this worker.
-        exchange: sends this worker's value to all workers, and returns the values of all.
+        exchange: sends this worker's value to all workers, and returns the values of all; raises if a worker
+            is lost.
         job_secret: returns the secret that the job's processes share; None if there is none.
         machine: returns the same text for workers that an abstract Unix socket can connect.
+        check: called again and again while this worker tries to connect; raises if a worker is lost.
         clock: the clock of all time limits.
 
     Returns:
-        A connected socket for each other worker; None, on all workers, if any two cannot be connected.
+        A connected socket for each other worker.
+
+    Raises:
+        PeerMissingError: on all workers, if any two of them could not be connected; or a worker is lost.
     """
-    nonce = secrets.token_bytes(SECRET)
+    nonce = secrets.token_bytes(SIZE)
+    found: dict[int, socket.socket] = {}
     with contextlib.ExitStack() as stack:
+        stack.callback(_close_all, found)
         listeners = _listen(stack, host)
         where = {"host": host, "machine": machine(), **{kind: name for kind, (name, _) in listeners.items()}}
         received = exchange(layout, (where, nonce if layout.worker == 0 else None))
         shared, nonce = job_secret(), received[0][1]
         # Without a job secret, the only secret is a random number, which travels in the clear.
-        secret = nonce if shared is None else shared.sign("transport", nonce)
-        found: dict[int, socket.socket] = {}
-        accepting = threading.Thread(
-            target=_receive_others,
-            args=(listeners, secret, layout, found, clock),
-            name="dtrain-connect",
-            daemon=True,
-        )
-        accepting.start()
+        secret = Secret(nonce, "worker 0") if shared is None else shared.derive("transport", nonce)
+        stop = _accept([sock for _, sock in listeners.values()], secret, layout, found, clock)
+        stack.callback(stop)
+        problem = ""
         for other in range(layout.worker):
-            sock = _connect(where, received[other][0], layout.worker, secret, clock)
-            if sock is not None:
-                found[other] = sock
-        accepting.join()
-    whole = len(found) == layout.workers - 1
-    if all(exchange(layout, whole)):
-        return found
+            sock = _connect(where, received[other][0], layout.worker, other, secret, check, clock)
+            if sock is None:
+                address = f"{received[other][0]['host']}:{received[other][0]['port']}"
+                problem = f"worker {layout.worker} could not connect to worker {other} at {address}"
+                break
+            found[other] = sock
+        # A worker that sends its result has the proofs of all to which it connects. So when all results have
+        # come, all workers with higher numbers are connected.
+        problems = [each for each in exchange(layout, problem) if each]
+        stop()
+        if problems:
+            raise PeerMissingError(
+                f"The workers live, but could not be connected within {_PATIENCE:g} s: "
+                f"{'; '.join(problems)}.",
+                hint="let the workers reach each other on all ports above 1023 (a firewall, perhaps); in a "
+                'network that you trust, communication="tensorflow" takes the ports of TF_CONFIG',
+            )
+        connected = {**found}
+        found.clear()
+    return connected
+
+
+def _close_all(found: dict[int, socket.socket]) -> None:
     for sock in found.values():
         sock.close()
-    return None
+
+
+def _accept(
+    listeners: list[socket.socket],
+    secret: Secret,
+    layout: ReplicaLayout,
+    found: dict[int, socket.socket],
+    clock: Clock,
+) -> Callable[[], None]:
+    """Accepts the workers with higher numbers, into `found`, until the returned function is called."""
+    awaited = {_name(worker): worker for worker in range(layout.worker + 1, layout.workers)}
+
+    def take(sock: socket.socket, handshake: Handshake) -> None:
+        worker = awaited.get(handshake.peer)
+        # A worker may connect again, if it has not received this one's proof.
+        earlier = sock if worker is None else found.pop(worker, None)
+        if worker is not None:
+            found[worker] = sock
+        if earlier is not None:
+            earlier.close()
+
+    acceptor = Acceptor(listeners, lambda: Handshake(secret, _PURPOSE, _name(layout.worker)), take, clock)
+    accepting = threading.Thread(target=acceptor.run, name="dtrain-connect", daemon=True)
+    accepting.start()
+
+    def stop() -> None:
+        acceptor.stop()
+        accepting.join()
+
+    return stop
 
 
 def _listen(stack: contextlib.ExitStack, host: str) -> dict[str, tuple[Any, socket.socket]]:
@@ -107,52 +163,52 @@ def _listen(stack: contextlib.ExitStack, host: str) -> dict[str, tuple[Any, sock
 
 
 def _connect(
-    here: dict[str, Any], there: dict[str, Any], worker: int, secret: bytes, clock: Clock
+    here: Mapping[str, Any],
+    there: Mapping[str, Any],
+    worker: int,
+    other: int,
+    secret: Secret,
+    check: Callable[[], None],
+    clock: Clock,
 ) -> socket.socket | None:
-    deadline = clock.deadline(_SECONDS)
-    sock: socket.socket | None = None
+    """Connects to another worker, again and again; None if it cannot be reached, although it lives."""
+    deadline = clock.deadline(_PATIENCE)
+    while True:
+        last = deadline.passed()  # so a try begins after the time is over, if this process was stopped
+        if (sock := _open(here, there)) is not None:
+            try:
+                introduce(
+                    sock, Handshake(secret, _PURPOSE, _name(worker), _name(other)), _later(deadline), check
+                )
+                return sock
+            except DtrainError:  # of `check`
+                sock.close()
+                raise
+            except OSError:
+                sock.close()
+        check()
+        if last:
+            return None
+        clock.sleep(_PAUSE)
+
+
+def _open(here: Mapping[str, Any], there: Mapping[str, Any]) -> socket.socket | None:
+    """Opens a connection to another worker: by a Unix socket if possible, else by TCP."""
     if here["machine"] == there["machine"] and "name" in there:
         local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            local.settimeout(_TRY)
             local.connect(there["name"])
-            sock = local
+            return local
         except OSError:
             local.close()
-    while sock is None and not deadline.passed():
-        sock = connect_to(there["host"], there["port"], timeout=max(0.1, deadline.left()))
-        if sock is None:
-            clock.sleep(0.1)
-    if sock is None:
-        return None
-    try:
-        sock.settimeout(_SECONDS)
-        sock.sendall(HELLO.pack(worker, proof(secret, "hello", worker)))
-        if hmac.compare_digest(_receive(sock, SECRET), proof(secret, "welcome", worker)):
-            return sock
-    except OSError:
-        pass
-    sock.close()
-    return None
+    return connect_to(there["host"], there["port"], timeout=_TRY)
 
 
-def _receive_others(
-    listeners: dict[str, tuple[Any, socket.socket]],
-    secret: bytes,
-    layout: ReplicaLayout,
-    found: dict[int, socket.socket],
-    clock: Clock,
-) -> None:
-    """Accepts the connections of all workers with higher numbers, into `found`."""
-    awaited = set(range(layout.worker + 1, layout.workers))
-    acceptor = Acceptor([sock for _, sock in listeners.values()], awaited, secret, clock)
-    acceptor.run(found, clock.deadline(_SECONDS))
+def _later(deadline: Deadline) -> Deadline:
+    """The deadline, or a moment from now if it has passed, so that a last try is one."""
+    return Deadline(deadline.clock, max(deadline.at, deadline.clock.now() + _TRY))
 
 
-def _receive(sock: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = sock.recv(count - len(data))
-        if not more:
-            raise OSError("the connection was closed")
-        data += more
-    return data
+def _name(worker: int) -> str:
+    return f"worker {worker}"

@@ -1,7 +1,7 @@
-"""The transport NCCL, and a launcher that makes TensorFlow's own collectives fast, and correct in loops.
+"""The transports NCCL and TensorFlow, and a launcher that makes TensorFlow's collectives fast and correct.
 
 TensorFlow's collectives, ring or NCCL, are used where dtrain's collective calls are not: on GPUs, with
-several replicas in a worker, and if the workers cannot be connected by sockets.
+several replicas in a worker, and where the user asks for them by name.
 """
 
 from __future__ import annotations
@@ -40,6 +40,18 @@ class NCCL(Transport):
         self, layout: ReplicaLayout, topology: Topology, facts: Sequence[Facts]
     ) -> tuple[Calls | None, str]:
         """TensorFlow has connected the workers already."""
+        return None, ""
+
+
+class TensorFlowRing(Transport):
+    """TensorFlow's own ring, over its servers. They check nothing, so only a user who names it gets it."""
+
+    name = "tensorflow"
+
+    def connect(
+        self, layout: ReplicaLayout, topology: Topology, facts: Sequence[Facts]
+    ) -> tuple[Calls | None, str]:
+        """TensorFlow connects the workers when the strategy starts its server."""
         return None, ""
 
 

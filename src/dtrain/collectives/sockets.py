@@ -21,7 +21,6 @@ from dtrain.collectives.connect import connect_all
 from dtrain.collectives.transport import Facts, Transport
 from dtrain.errors import PeerMissingError
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.log import logger
 from dtrain.topology import Topology, split_address
 
 _AT_ONCE = 1 << 20  # bytes in one call of send or receive, so that both take turns
@@ -29,24 +28,21 @@ _CHECK_SECONDS = 1.0  # seconds between two checks whether the peers are alive
 
 
 class Ring(Transport):
-    """Sockets between each two workers; TensorFlow's ring on GPUs, for several replicas or as a fallback."""
+    """Sockets between each two workers; TensorFlow's ring where a worker has GPUs or several replicas."""
 
     name = "ring"
 
     def connect(
         self, layout: ReplicaLayout, topology: Topology, facts: Sequence[Facts]
     ) -> tuple[Calls | None, str]:
-        """Connects by sockets, if every two workers can be connected and have one CPU replica each."""
+        """Connects by sockets, if every worker has one CPU replica.
+
+        Raises:
+            PeerMissingError: two workers could not be connected, or a worker is lost.
+        """
         if any(each.gpus or each.replicas > 1 for each in facts):
             return None, ""
         sockets = connect_all(layout, split_address(topology.address)[0])
-        if sockets is None:
-            if layout.worker == 0:
-                logger.warning(
-                    "The workers could not be connected by sockets of their own (a firewall, perhaps): "
-                    "values are sent by TensorFlow's collectives, which are slower."
-                )
-            return None, ""
         kinds = sorted({"local" if each.family == socket.AF_UNIX else "TCP" for each in sockets.values()})
         calls = SocketCalls(layout.worker, sockets, check=peers.check)
         return calls, f"sockets ({' and '.join(kinds)})"

@@ -16,7 +16,7 @@ from dtrain.cluster import settings
 from dtrain.collectives.calls import Calls
 from dtrain.collectives.launcher import CallLauncher, CallOperations
 from dtrain.collectives.mpi import MPI
-from dtrain.collectives.ring import NCCL, RingLauncher
+from dtrain.collectives.ring import NCCL, RingLauncher, TensorFlowRing
 from dtrain.collectives.sockets import Ring
 from dtrain.collectives.transport import Communication, Facts, Transport
 from dtrain.errors import ConfigurationError, PeerMismatchError
@@ -29,7 +29,7 @@ from dtrain.upstream import tensorflow as upstream_tf
 AUTO = "auto"
 """The name that leaves the choice to dtrain."""
 
-TRANSPORTS: dict[str, Transport] = {each.name: each for each in (NCCL(), MPI(), Ring())}
+TRANSPORTS: dict[str, Transport] = {each.name: each for each in (NCCL(), MPI(), TensorFlowRing(), Ring())}
 """The transports by name; "auto" chooses the first that has a reason, or the last."""
 
 

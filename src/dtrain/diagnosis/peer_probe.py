@@ -1,7 +1,7 @@
 """Connects the `dtrain doctor` processes of a job, at the addresses of TF_CONFIG, and measures between them.
 
-Every process is a server for its peers and a client of each. A peer must prove that it has the job's secret
-before any other message of it is read. `peer_checks` evaluates the results.
+Every process is a server for its peers and a client of each. Both ends prove that they have the job's secret
+before anything else is sent or read. `peer_checks` evaluates the results.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import io
 import json
 import math
-import secrets
 import socket
 import statistics
 import threading
@@ -20,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dtrain.clock import REAL, Clock, Deadline
+from dtrain.cluster.acceptor import Acceptor
+from dtrain.cluster.proof import Handshake, Signer, introduce
 from dtrain.cluster.secret import Secret
 from dtrain.cluster.sockets import bind_everywhere
 from dtrain.topology import Task, Topology, split_address
@@ -28,7 +29,9 @@ _LINE = 1 << 16  # the most bytes of a message
 _ANSWER = 10.0  # seconds within which a peer must answer a message
 _CONNECT = 3.0  # seconds within which a host must answer a connection attempt
 _EXCHANGE_SECONDS = 30.0  # seconds that all messages with one peer may take
-_SERVING_SLOTS = threading.BoundedSemaphore(16)  # one for each connection that is served
+_PURPOSE = "doctor"
+# Which task answers at an address is what the probe finds out: it says so in its facts, which are signed.
+_ANY = "any task"
 _PINGS = 20
 _SMALL, _LARGE = 1 << 20, 32 << 20  # bytes sent to measure bandwidth
 _FAST = 0.05  # seconds; if the small message takes less, the large one is sent too
@@ -81,31 +84,30 @@ class _Received(io.RawIOBase):
         return self._connection.recv_into(buffer)
 
 
+def handshake_with_peer(secret: Secret, task: Task) -> Handshake:
+    """The proof of a task that has connected to a peer."""
+    return Handshake(secret, _PURPOSE, str(task), _ANY)
+
+
+def handshake_of_peer(secret: Secret) -> Handshake:
+    """The proof of a task that has accepted a connection."""
+    return Handshake(secret, _PURPOSE, _ANY)
+
+
 class SignedConnection:
     """Signed messages over one connection; a signature holds for one message of one connection.
 
     Args:
         connection: the connection.
-        secret: the job's secret.
+        handshake: its handshake, which has succeeded.
         deadline: until when messages may be exchanged.
-        server: whether this process has accepted the connection.
     """
 
-    def __init__(
-        self, connection: socket.socket, secret: Secret, deadline: Deadline, *, server: bool
-    ) -> None:
+    def __init__(self, connection: socket.socket, handshake: Handshake, deadline: Deadline) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection, self._deadline = connection, deadline
         self.file = io.BufferedReader(_Received(connection, deadline))
-        self._roles = ("server", "client") if server else ("client", "server")
-        mine = secrets.token_hex(16)
-        self.send_bytes(f"dtrain-doctor 1 {mine}\n".encode())
-        words = self.file.readline(_LINE).decode("ascii", "replace").split()
-        if words[:2] != ["dtrain-doctor", "1"] or len(words) != 3:
-            raise ProbeError("what answers there is not `dtrain doctor`")
-        nonces = (mine, words[2]) if server else (words[2], mine)
-        self._secret = secret.derive("doctor", *nonces)
-        self._sent = self._received = 0
+        self._signer = Signer(handshake)
 
     def send_bytes(self, data: bytes) -> None:
         """Sends bytes without a signature."""
@@ -115,27 +117,24 @@ class SignedConnection:
     def send(self, **message: Any) -> None:
         """Sends a message."""
         body = json.dumps(message).encode()
-        signature = self._secret.sign(self._roles[0], self._sent, body).hex().encode()
-        self._sent += 1
-        self.send_bytes(signature + b" " + body + b"\n")
+        self.send_bytes(self._signer.sign(body).hex().encode() + b" " + body + b"\n")
 
     def receive(self) -> dict[str, Any]:
         """Receives a message.
 
         Raises:
-            ProbeError: the peer has another secret, or does not follow the protocol.
+            ProbeError: the peer has not signed the message, or does not follow the protocol.
         """
         line = self.file.readline(_LINE)
         signature, _, body = line.rstrip(b"\n").partition(b" ")
         if not line:
-            raise ProbeError("it ended the connection; its secret may be a different one")
+            raise ProbeError("it ended the connection")
         try:
             signed = bytes.fromhex(signature.decode("ascii"))
         except ValueError:
             signed = b""
-        if not self._secret.has_signed(signed, self._roles[1], self._received, body):
-            raise ProbeError("it has a different secret")
-        self._received += 1
+        if not self._signer.has_signed(signed, body):
+            raise ProbeError("a message in its name is not signed by it")
         message = json.loads(body)
         if not isinstance(message, dict):
             raise ProbeError("it sent a message in an unexpected form")
@@ -168,14 +167,19 @@ class PeerProbe:
         except OSError:
             self._listener.close()
             raise
-        threading.Thread(target=self._accept, daemon=True).start()
+        # Only connections with a proof get a thread, so strangers cannot occupy threads.
+        self._acceptor = Acceptor(
+            [self._listener], lambda: handshake_of_peer(secret), self._start_serving, clock
+        )
+        self._accepting = threading.Thread(target=self._acceptor.run, daemon=True)
+        self._accepting.start()
 
     def __enter__(self) -> PeerProbe:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
+        self._acceptor.stop()
+        self._accepting.join()
         self._listener.close()
 
     def run(self, seconds: float) -> dict[Task, PeerResult]:
@@ -209,7 +213,9 @@ class PeerProbe:
                     connected(self._topology.address_of(task), peer) as connection,
                     _limited(self._clock) as limit,
                 ):
-                    self._measure(SignedConnection(connection, self._secret, limit, server=False), peer)
+                    handshake = handshake_with_peer(self._secret, self._topology.task)
+                    introduce(connection, handshake, Deadline(self._clock, self._clock.now() + _ANSWER))
+                    self._measure(SignedConnection(connection, handshake, limit), peer)
                 peer.problem = ""
                 return
             except _FAULTS as error:
@@ -244,35 +250,24 @@ class PeerProbe:
         channel.send(kind="done")
         channel.receive()
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            if not _SERVING_SLOTS.acquire(blocking=False):
-                connection.close()
-                continue
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+    def _start_serving(self, connection: socket.socket, handshake: Handshake) -> None:
+        threading.Thread(target=self._serve, args=(connection, handshake), daemon=True).start()
 
-    def _serve(self, connection: socket.socket) -> None:
-        try:
-            with connection, contextlib.suppress(*_FAULTS), _limited(self._clock) as limit:
-                channel = SignedConnection(connection, self._secret, limit, server=True)
-                peer = str(channel.receive()["task"])
-                channel.send(**self._facts)
-                while True:
-                    message = channel.receive()
-                    if message["kind"] == "bytes":
-                        left = min(int(message["count"]), _LARGE)
-                        while left and (block := channel.file.read(min(left, 1 << 20))):
-                            left -= len(block)
-                    channel.send(time=time.time())
-                    if message["kind"] == "done":
-                        self._done.add(peer)
-                        return
-        finally:
-            _SERVING_SLOTS.release()
+    def _serve(self, connection: socket.socket, handshake: Handshake) -> None:
+        with connection, contextlib.suppress(*_FAULTS), _limited(self._clock) as limit:
+            channel = SignedConnection(connection, handshake, limit)
+            channel.receive()  # its facts
+            channel.send(**self._facts)
+            while True:
+                message = channel.receive()
+                if message["kind"] == "bytes":
+                    left = min(int(message["count"]), _LARGE)
+                    while left and (block := channel.file.read(min(left, 1 << 20))):
+                        left -= len(block)
+                channel.send(time=time.time())
+                if message["kind"] == "done":
+                    self._done.add(handshake.peer)
+                    return
 
 
 def _time_for_an_answer(deadline: Deadline) -> float:

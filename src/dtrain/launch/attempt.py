@@ -6,12 +6,14 @@ in `restarts`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import signal
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dtrain.channel import RUN_AGAIN
 from dtrain.clock import Clock
 from dtrain.launch.connections import Connections
-from dtrain.launch.policy import Decision, Policy
+from dtrain.launch.policy import GO_ON, Decision, Policy
 from dtrain.launch.rendezvous_watch import RendezvousWatch
 from dtrain.launch.spec import JobSpec
 from dtrain.launch.task_handle import Event, TaskHandle
@@ -20,6 +22,9 @@ from dtrain.topology import Task, Topology, split_address
 
 SAVING_GRACE = 30.0
 """Seconds that tasks which write checkpoints get to save one and exit."""
+
+
+_STACKS = 1.0  # seconds for the tasks of a job that is stuck to dump their stacks
 
 
 @dataclass
@@ -59,14 +64,14 @@ class JobRecord:
 class AttemptPolicy(Policy):
     """The policy that both kinds of jobs share.
 
-    It tracks the tasks' messages, and treats a task that never joins the rendezvous as failed.
+    It tracks the tasks' messages, and treats a task that does not make its strategy, while others wait for
+    it, as failed.
 
     Args:
         spec: the job.
         record: what its tasks have reported, over all attempts.
         topologies: the topology of each task.
         clock: the session's.
-        hang_timeout: seconds after which a task that is missing at the rendezvous has failed, or None.
     """
 
     def __init__(
@@ -75,16 +80,17 @@ class AttemptPolicy(Policy):
         record: JobRecord,
         topologies: Sequence[Topology],
         clock: Clock,
-        hang_timeout: float | None = None,
     ) -> None:
         self.spec = spec
+        self.clock = clock
         self.record = record
         self.addresses = {each.task: each.address for each in topologies}
         self.find: Callable[[Task], TaskHandle | None] = lambda task: None
         self.failures: dict[Task, FailureNote] = {}
         self.latest: dict[Task, Progress] = {}
         self.answers_signals = False  # whether a task reported that it saves a checkpoint on SIGTERM
-        self._rendezvous = RendezvousWatch(hang_timeout, clock)
+        self._rendezvous = RendezvousWatch(spec.start_timeout, clock)
+        self._stuck: tuple[float, Decision] | None = None  # when to end an attempt that is stuck, and how
 
     @property
     def progressed(self) -> bool:
@@ -95,6 +101,11 @@ class AttemptPolicy(Policy):
         """The training step that a task has reached; None until it has completed one in this attempt."""
         latest = self.latest.get(task)
         return latest.step if latest is not None and latest.done else None
+
+    def lost_peer(self, task: Task) -> bool:
+        """Whether a task has reported that it fails because a peer is gone or cannot be reached."""
+        note = self.failures.get(task)
+        return note is not None and note.lost_peer
 
     def close(self) -> None:
         """End the attempt: progress that its processes reported, but that arrives later, is ignored."""
@@ -122,28 +133,62 @@ class AttemptPolicy(Policy):
     def on_progress(self, progress: Progress) -> None:
         """A task has reported its progress."""
         self.latest[progress.task] = progress
+        self._rendezvous.trains(progress.task)
         self.record.reported = True
         self.record.stepped |= progress.done > 0
 
     def on_exit(self, task: Task, code: int) -> Decision:
         """Record a task's exit and decide what it means."""
         self._rendezvous.ended(task, code)
-        return self.decide_after_exit(task, code)
+        decision = self.decide_after_exit(task, code)
+        if self._stuck is not None and code not in (0, RUN_AGAIN):
+            return self._stuck[1]  # it may have ended because of the stuck task, or of the signal
+        return decision
 
     def decide_after_exit(self, task: Task, code: int) -> Decision:
         """Decide what a task's exit means; each kind of job implements this."""
         raise NotImplementedError
 
     def next_check(self) -> float | None:
-        """When to check connections and the rendezvous next."""
+        """When to check connections and the rendezvous next, or to end an attempt that is stuck."""
+        if self._stuck is not None:
+            return self._stuck[0]
         times = (self.record.connections.next_check(), self._rendezvous.next_check())
         return min((at for at in times if at is not None), default=None)
 
     def check(self) -> Decision:
-        """Check connections and the rendezvous."""
+        """Check connections and the rendezvous; end an attempt that is stuck."""
+        if self._stuck is not None:
+            return GO_ON if self.clock.now() < self._stuck[0] else self._stuck[1]
         ports = [split_address(address)[1] for address in self.addresses.values()]
         self.record.connections.check(map(self.find, self.addresses), ports)
-        return self._rendezvous.check(self.addresses, self.find)
+        decision = self._rendezvous.check(self.addresses, self.find)
+        late = self._rendezvous.late(self.addresses, self.find) if decision is GO_ON else None
+        if late is None:
+            return decision
+        running = {task: handle for task in self.addresses if (handle := self.find(task)) is not None}
+        # All tasks are about to be ended, so one that does not know the signal may be ended by it.
+        everyone = {task: handle.pid for task, handle in running.items() if handle.exit_code is None}
+        return self.stuck(late, f"{late.task} {late.reason}.", {**everyone, **self.reporting()})
+
+    def stuck(self, decision: Decision, line: str, pids: Mapping[Task, int]) -> Decision:
+        """Have tasks dump their stacks, and carry out a decision a second later.
+
+        Args:
+            decision: how the attempt ends then.
+            line: the line to show now.
+            pids: the tasks that dump their stacks, each with its process.
+        """
+        self._stuck = self.clock.now() + _STACKS, decision
+        return Decision("signal", signum=signal.SIGUSR2, pids=pids, line=line)
+
+    def reporting(self) -> dict[Task, int]:
+        """The tasks that run and have reported progress, each with the process that did."""
+        return {
+            task: latest.pid
+            for task, latest in self.latest.items()
+            if (process := self.find(task)) is not None and process.exit_code is None
+        }
 
     def grace(self) -> float:
         """The user's `grace`; by default, long enough to save if the tasks write checkpoints."""

@@ -74,6 +74,8 @@ class Failure:
         progressed: whether any task completed a step in this attempt.
         stepped: whether any task completed a step in any attempt of the job.
         reason: how the task failed, in words, if the exit status does not show it.
+        lost_peer: whether the exception says that a peer is gone or cannot be reached. Then the program is
+            not the cause, and the same may go well next time.
     """
 
     task: Task
@@ -83,6 +85,7 @@ class Failure:
     progressed: bool = False
     stepped: bool = False
     reason: str = ""
+    lost_peer: bool = False
 
     def __str__(self) -> str:
         where = "before its first step" if self.step is None else f"at step {self.step}"
@@ -137,9 +140,10 @@ class RestartRules:
             return "It was called with wrong arguments"
         if failure.code == 0:
             return "It would end in the same way again"
-        if failure.code > 0 and not failure.stepped:
+        raised = failure.code > 0 and not failure.lost_peer
+        if raised and not failure.stepped:
             return "No step was ever completed before this error"
-        if failure.code > 0 and self.before and _same(failure, self.before[-1]):
+        if raised and self.before and _same(failure, self.before[-1]):
             return f"It is the same error as before, {_where(failure)}"
         deaths = _KILLS if failure.code == -signal.SIGKILL else _DEATHS
         last = self.before[-deaths + 1 :]

@@ -154,6 +154,7 @@ class RestartedJob(ABC):
             attempt.progressed,
             self.record.stepped,
             outcome.reason,
+            attempt.lost_peer(task),
         )
 
     def decide(self, failure: Failure, attempt: AttemptPolicy) -> RestartDecision:

@@ -122,6 +122,8 @@ class JobSpec:
             parameter servers.
         hang_timeout: seconds without progress after which the job is considered hung and the stuck worker
             failed; None derives the limit from the duration of the steps. Not with parameter servers.
+        start_timeout: seconds that tasks wait for one that has not made its strategy before it counts as
+            failed; None means 600.
         devices_per_worker: the number of logical devices in each worker, at least 1; None leaves the choice
             to the process. Not with parameter servers, whose workers have one device.
         gpus: one value of CUDA_VISIBLE_DEVICES per worker, so that each worker sees only its own GPU. If
@@ -152,6 +154,7 @@ class JobSpec:
     max_restarts: int | None = None
     spares: int | None = None
     hang_timeout: float | None = None
+    start_timeout: float | None = None
     devices_per_worker: int | None = None
     gpus: Sequence[str] = ()
     env: Mapping[str, str] | None = None
@@ -178,7 +181,7 @@ class JobSpec:
                 "tasks.",
                 hint="Ask for fewer.",
             )
-        for name in ("hang_timeout", "grace"):
+        for name in ("hang_timeout", "start_timeout", "grace"):
             _check_seconds(name, getattr(self, name))
         self._check_elastic()
         self._check_mpi()

@@ -30,7 +30,6 @@ from dtrain.launch.watchdog import Watchdog
 from dtrain.task_messages import ImportsNote, Message, Progress
 from dtrain.topology import Task, Topology
 
-_STACKS = 1.0  # seconds for the tasks of a hung job to dump their stacks
 _BLAME = 0.5  # seconds to wait for the exit of the task that caused another task's failure
 _NO_NEWS = 30.0  # seconds after which a job that reports no progress is assumed to have started
 
@@ -41,7 +40,8 @@ class SynchronousPolicy(AttemptPolicy):
     - A worker exits with 0: the others continue.
     - A worker exits with `RUN_AGAIN`, after saving a checkpoint: the others get time to do the same.
     - A worker fails: the others cannot continue without it and are killed at once. They get the usual grace
-      if the job will not be restarted: it allows no restarts, was called wrongly, or raised before any step.
+      if the job will not be restarted: it allows no restarts, was called wrongly, or raised before any step
+      an error that is not about a peer.
     - A worker fails because it lost a peer: a peer is blamed that fails soon after, or is stopped even then.
     - No progress for too long: all tasks dump their stacks, and the stuck one counts as failed.
 
@@ -66,17 +66,15 @@ class SynchronousPolicy(AttemptPolicy):
         silent_failures: bool = False,
         slots: Callable[[], int | None] = lambda: None,
     ) -> None:
-        super().__init__(spec, record, topologies, clock, spec.hang_timeout)
-        self._clock = clock
+        super().__init__(spec, record, topologies, clock)
         self.places = places
         self._members = members
         self._watchdog = Watchdog(spec.hang_timeout, clock, self._stopped)
         self._spares = spares
         self._silent_failures = silent_failures
         self._slots = slots
-        self._began_at = self._clock.now()
+        self._began_at = self.clock.now()
         self._asked = False
-        self._stuck: tuple[Task, float] | None = None
 
     def started(self, task: Task) -> bool:
         """Whether a worker has started to train.
@@ -85,7 +83,7 @@ class SynchronousPolicy(AttemptPolicy):
         """
         if task in self.latest:
             return self.latest[task].done > 0
-        return not self.record.stepped and self._clock.now() - self._began_at >= _NO_NEWS
+        return not self.record.stepped and self.clock.now() - self._began_at >= _NO_NEWS
 
     def on_start(self, task: Task, pid: int) -> str:
         """A task was started; no line is shown."""
@@ -115,9 +113,8 @@ class SynchronousPolicy(AttemptPolicy):
             return GO_ON
         if code == RUN_AGAIN:
             return Decision("wait", after=SAVING_GRACE if self.spec.grace is None else self.spec.grace)
-        if self._stuck is not None:  # the others may end because of it, or of the signal that asks for stacks
-            return self._stuck_decision(self._stuck[0])
-        if code == USAGE or not self.spec.restarts or (code > 0 and not self.record.stepped):
+        own_error = code > 0 and not self.record.stepped and not self.lost_peer(task)
+        if code == USAGE or not self.spec.restarts or own_error:
             return Decision("fail")
         return Decision("kill", after=_BLAME if self._lost_peer(task, code) else 0.0)
 
@@ -125,9 +122,6 @@ class SynchronousPolicy(AttemptPolicy):
         """Blame the second task, unless it failed because it lost a peer."""
         self._watchdog.on_exit(task)
         return Decision("kill", task=first if self._lost_peer(task, code) else task)
-
-    def _stuck_decision(self, task: Task) -> Decision:
-        return Decision("kill", task=task, reason="was stuck, and was killed")
 
     def on_delay_end(self, first: Task, decision: Decision) -> Decision:
         """Blame a stopped task; one that was stopped for a moment is running again."""
@@ -139,8 +133,8 @@ class SynchronousPolicy(AttemptPolicy):
         return super().on_delay_end(first, decision)
 
     def _lost_peer(self, task: Task, code: int) -> bool:
-        note = self.failures.get(task)
-        return code > 0 and (self._silent_failures if note is None else note.lost_peer)
+        silent = self._silent_failures and task not in self.failures
+        return code > 0 and (silent or self.lost_peer(task))
 
     def _stopped(self, task: Task, pid: int) -> bool:
         process = self.find(task)
@@ -149,7 +143,7 @@ class SynchronousPolicy(AttemptPolicy):
     def next_check(self) -> float | None:
         """When the rendezvous, the watchdog, a spare or an absent worker needs the next check."""
         if self._stuck is not None:
-            return self._stuck[1]
+            return super().next_check()
         times = [super().next_check(), self._watchdog.next_check(), self._spares.next_check()]
         if self._may_ask():
             times.append(self._next_return())
@@ -159,9 +153,9 @@ class SynchronousPolicy(AttemptPolicy):
 
     def check(self) -> Decision:
         """Look for a hung or slow task, start a spare, end the attempt if an absent worker may return."""
-        now = self._clock.now()
         if self._stuck is not None:
-            return GO_ON if now < self._stuck[1] else self._stuck_decision(self._stuck[0])
+            return super().check()
+        now = self.clock.now()
         self._spares.maintain()
         decision = super().check()
         if decision is not GO_ON:
@@ -170,16 +164,15 @@ class SynchronousPolicy(AttemptPolicy):
             self._spares.allow()
         diagnosis = self._watchdog.check()
         if diagnosis is not None and diagnosis.kind == "hung":
-            self._stuck = diagnosis.task, now + _STACKS
-            # Only tasks that have reported progress have a handler; the signal would kill the others.
-            return Decision("signal", signum=signal.SIGUSR2, pids=self._reporting(), line=diagnosis.line)
+            decision = Decision("kill", task=diagnosis.task, reason="was stuck, and was killed")
+            return self.stuck(decision, diagnosis.line, self.reporting())
         if diagnosis is not None:
             return Decision("go on", line=diagnosis.line)
         back_at = self._next_return()
         if self._may_ask() and back_at is not None and now >= back_at:
             self._asked = True
             line = "Tasks are asked to save and to end, so that the absent workers can be tried again."
-            return Decision("signal", signum=signal.SIGUSR1, pids=self._reporting(), line=line)
+            return Decision("signal", signum=signal.SIGUSR1, pids=self.reporting(), line=line)
         return GO_ON
 
     def _next_return(self) -> float | None:
@@ -200,13 +193,6 @@ class SynchronousPolicy(AttemptPolicy):
         return len(self.latest) == len(self.places) and all(
             p.done and p.train and p.phase != "idle" for p in self.latest.values()
         )
-
-    def _reporting(self) -> dict[Task, int]:
-        return {
-            task: latest.pid
-            for task, latest in self.latest.items()
-            if (process := self.find(task)) is not None and process.exit_code is None
-        }
 
 
 class SynchronousJob(RestartedJob):

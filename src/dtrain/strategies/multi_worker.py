@@ -87,10 +87,11 @@ class MultiWorkerMirroredStrategy(
         cluster_resolver: a `tf.distribute.cluster_resolver.ClusterResolver`; None reads `TF_CONFIG`,
             or takes the ranks of an MPI start.
         communication_options: a `tf.distribute.experimental.CommunicationOptions`.
-        communication: the transport: "auto", "ring", "nccl", "mpi", or a value of TensorFlow's
+        communication: the transport: "auto", "ring", "nccl", "mpi", "tensorflow", or a value of TensorFlow's
             `CommunicationImplementation`; a short form of `communication_options`. "auto" chooses NCCL for
-            GPUs, MPI if an MPI starter started all workers, and the ring otherwise. The attribute
-            `dtrain_communication` holds the choice and its reason.
+            GPUs, MPI if an MPI starter started all workers, and the ring otherwise; "tensorflow" is its own
+            ring, over servers without authentication. The attribute `dtrain_communication` holds the choice
+            and its reason.
         memory_growth: whether GPUs allocate memory as needed instead of all at once.
         gradient_hook: how gradients are reduced: "float16" or "bfloat16" all-reduces them in 16 bits;
             "local_sgd" averages the weights every 8 steps instead; a `GradientHook` of your own; None
@@ -101,7 +102,7 @@ class MultiWorkerMirroredStrategy(
     Raises:
         ClusterConfigError: `TF_CONFIG` is malformed or contradicts itself.
         PortInUseError: another process listens at this task's address.
-        PeerMissingError: a worker did not report in time.
+        PeerMissingError: a worker did not report in time, or cannot be connected to another one.
         PeerMismatchError: the workers have different clusters or transports, or two have the same number.
         MPIError: the ranks of an MPI start cannot communicate, or MPI was asked for and cannot be used.
         ConfigurationError: TensorFlow has started already, and its own collectives are needed; the gradient
