@@ -11,7 +11,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-__all__ = ["REAL", "Clock", "Deadline"]
+__all__ = ["REAL", "Clock", "Deadline", "RunClock"]
 
 
 class Clock:
@@ -49,6 +49,40 @@ class Deadline:
     def passed(self) -> bool:
         """Whether that time has come."""
         return self.clock.now() >= self.at
+
+
+class RunClock(Clock):
+    """The time for which this process has run, for limits on the silence of others.
+
+    Who was stopped has heard nothing meanwhile, and must not take that for the silence of others. So at most
+    `gap` seconds count between two checks, because a process that runs checks as often.
+
+    Args:
+        clock: the clock that shows how much time has passed.
+        gap: the most seconds that count between two calls of `check`.
+    """
+
+    def __init__(self, clock: Clock, gap: float = 1.0) -> None:
+        self._clock = clock
+        self._gap = gap
+        self._checked = clock.now()
+        self._counted = 0.0  # the seconds up to the last check
+
+    def now(self) -> float:
+        """The seconds for which this process has run since the clock was made."""
+        return self._counted + min(self._gap, self.since_check())
+
+    def sleep(self, seconds: float) -> None:
+        """Returns after this many seconds, of the clock that was given."""
+        self._clock.sleep(seconds)
+
+    def since_check(self) -> float:
+        """All seconds since the last check."""
+        return self._clock.now() - self._checked
+
+    def check(self) -> None:
+        """Notes that this process runs now."""
+        self._counted, self._checked = self.now(), self._clock.now()
 
 
 REAL = Clock()

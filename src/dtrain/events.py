@@ -73,7 +73,8 @@ class StepsEnd(NamedTuple):
         steps: the number of steps.
         train: whether they were training steps.
         usual: whether their times are typical: nothing was traced or compiled for them.
-        inside: the seconds since `StepBegins` that went into reading batches between the steps.
+        inside: the seconds since `StepBegins` that went into reading batches between the steps; None if
+            that is not measured.
         waiting: the seconds that the steps waited for other workers; None if that is not measured.
         communication: the seconds that the steps spent on communication with other replicas, including
             `waiting`; None means the same as `waiting`.
@@ -84,7 +85,7 @@ class StepsEnd(NamedTuple):
     steps: int = 1
     train: bool = True
     usual: bool = True
-    inside: float = 0.0
+    inside: float | None = 0.0
     waiting: float | None = None
     communication: float | None = None
     examples: int | None = None

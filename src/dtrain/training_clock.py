@@ -13,49 +13,13 @@ from typing import NamedTuple
 from dtrain import events
 from dtrain.clock import REAL, Clock
 from dtrain.events import PARTS
-from dtrain.training_rate import TRAINING, Figures
+from dtrain.training_rate import TRAINING, Counts, Figures
 
 SLOW = 3.0
 """A worker is slow if its own time per step is more than this many times the others'."""
 
 _LEAST_DIFFERENCE = 0.002  # seconds per step; smaller differences are not reported
 _LEAST_PART = 0.15  # a slow worker's own time is more than this fraction of the step
-
-
-class Counts(NamedTuple):
-    """A number of training steps.
-
-    Attributes:
-        steps: the number of steps.
-        examples: the number of examples in them, over all workers, as far as it is known.
-        unsaid: the number of reports without a known number of examples.
-        reading: the seconds until their batches were read; 0 if it is not counted.
-    """
-
-    steps: int = 0
-    examples: int = 0
-    unsaid: int = 0
-    reading: float = 0.0
-
-    @property
-    def known_examples(self) -> int | None:
-        """The number of examples; None if a report did not know it."""
-        return None if self.unsaid else self.examples
-
-    def more(self, steps: int, examples: int | None, reading: float = 0.0) -> Counts:
-        """These steps and further ones; `examples` is None or a negative number if unknown."""
-        if examples is None or examples < 0:
-            return Counts(self.steps + steps, self.examples, self.unsaid + 1, self.reading + reading)
-        return Counts(self.steps + steps, self.examples + examples, self.unsaid, self.reading + reading)
-
-    def without(self, others: Counts) -> Counts:
-        """These steps without others that are a part of them."""
-        return Counts(
-            self.steps - others.steps,
-            self.examples - others.examples,
-            self.unsaid - others.unsaid,
-            self.reading - others.reading,
-        )
 
 
 class Totals(NamedTuple):
@@ -69,6 +33,7 @@ class Totals(NamedTuple):
         together: the seconds of computing the logs, and of waiting for other workers between steps.
         between: the other seconds between two steps, which callbacks take.
         measured: whether `waiting` was measured.
+        timed: whether all of the reading is in `reading`; else some of it is in `stepping`.
     """
 
     steps: int = 0
@@ -78,6 +43,7 @@ class Totals(NamedTuple):
     together: float = 0.0
     between: float = 0.0
     measured: bool = False
+    timed: bool = True
 
     @property
     def seconds(self) -> float:
@@ -90,7 +56,7 @@ class Totals(NamedTuple):
         Returns:
             Four numbers: the whole step, the part without waiting for other workers, and of that part the
             reading and the callbacks. All are None without further steps; the last three are None if waiting
-            was not measured.
+            was not measured, and the reading is None if it was not.
         """
         steps = self.steps - earlier.steps
         if steps <= 0:
@@ -100,7 +66,8 @@ class Totals(NamedTuple):
             return each, None, None, None
         others = self.together - earlier.together + self.waiting - earlier.waiting
         reading, between = self.reading - earlier.reading, self.between - earlier.between
-        return each, max(0.0, each - others / steps), reading / steps, between / steps
+        read = reading / steps if self.timed else None
+        return each, max(0.0, each - others / steps), read, between / steps
 
 
 class Mark(NamedTuple):
@@ -137,7 +104,7 @@ class Mark(NamedTuple):
             found.steps,
             training - traced.reading,
             found.known_examples,
-            spent["input"] - traced.reading,
+            None if found.untimed else spent["input"] - traced.reading,
         )
 
 
@@ -292,22 +259,24 @@ class TrainingClock:
 
     def _handle_steps_end(self, event: events.StepsEnd) -> None:
         now = self.enter("compute")
-        if event.inside:
-            self.move("compute", "input", event.inside, since=self._before)
+        inside = event.inside or 0.0
+        if inside:
+            self.move("compute", "input", inside, since=self._before)
         waiting = event.waiting or 0.0
         self._communicated(waiting if event.communication is None else event.communication, usual=event.usual)
         if event.train:
-            self.trained = self.trained.more(event.steps, event.examples)
+            self.trained = self.trained.more(event.steps, event.examples, event.inside)
             if event.usual:
                 old = self.totals
                 self.totals = Totals(
                     old.steps + event.steps,
-                    old.reading + self._reading + event.inside,
-                    old.stepping + now - self._begun - event.inside,
+                    old.reading + self._reading + inside,
+                    old.stepping + now - self._begun - inside,
                     old.waiting + waiting,
                     old.together + self._waited,
                     old.between + self._between,
                     event.waiting is not None,
+                    event.inside is not None,
                 )
             else:
                 reading = self._seconds["input"] - self._before["input"]
@@ -364,19 +333,21 @@ def is_slow(mine: float, usual: float, step: float) -> bool:
     return mine > SLOW * usual and mine - usual > _LEAST_DIFFERENCE and mine > _LEAST_PART * step
 
 
-def slow_line(who: str, mine: float, usual: float, *, reading: float, between: float) -> str:
+def slow_line(who: str, mine: float, usual: float, *, reading: float | None, between: float) -> str:
     """The line that reports a slow worker and what it spends most of its own time on.
 
     Args:
         who: the worker's name.
         mine, usual: as for `is_slow`.
-        reading: the part of `mine` that the worker waits for its next batch.
+        reading: the part of `mine` that the worker waits for its next batch; None if it was not measured.
         between: the part of `mine` that it spends in callbacks.
     """
     parts = {
-        "waiting for its next batch": reading,
+        "waiting for its next batch": reading or 0.0,
         "in callbacks": between,
-        "computing": max(0.0, mine - reading - between),
+        "computing" if reading is not None else "computing, or waiting for its next batch": max(
+            0.0, mine - (reading or 0.0) - between
+        ),
     }
     what, seconds = max(parts.items(), key=lambda item: item[1])
     times = "" if usual <= 0 else f", {mine / usual:.1f} times as long"

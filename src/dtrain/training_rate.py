@@ -16,6 +16,56 @@ TRAINING = ("input", "compute", "communication")
 """The parts of the time (`events.PARTS`) that belong to training steps."""
 
 
+class Counts(NamedTuple):
+    """A number of training steps.
+
+    Attributes:
+        steps: the number of steps.
+        examples: the number of examples in them, over all workers, as far as it is known.
+        unsaid: the number of reports without a known number of examples.
+        reading: the seconds until their batches were read; 0 if it is not counted.
+        untimed: the number of reports of steps that read batches for an unknown time.
+    """
+
+    steps: int = 0
+    examples: int = 0
+    unsaid: int = 0
+    reading: float = 0.0
+    untimed: int = 0
+
+    @property
+    def known_examples(self) -> int | None:
+        """The number of examples; None if a report did not know it."""
+        return None if self.unsaid else self.examples
+
+    def more(self, steps: int, examples: int | None, reading: float | None = 0.0) -> Counts:
+        """These steps and further ones.
+
+        Args:
+            steps: the number of further steps.
+            examples: the examples in them; None or a negative number if unknown.
+            reading: the seconds until their batches were read; None if unknown.
+        """
+        said = examples is not None and examples >= 0
+        return Counts(
+            self.steps + steps,
+            self.examples + (examples or 0 if said else 0),
+            self.unsaid + (not said),
+            self.reading + (reading or 0.0),
+            self.untimed + (reading is None),
+        )
+
+    def without(self, others: Counts) -> Counts:
+        """These steps without others that are a part of them."""
+        return Counts(
+            self.steps - others.steps,
+            self.examples - others.examples,
+            self.unsaid - others.unsaid,
+            self.reading - others.reading,
+            self.untimed - others.untimed,
+        )
+
+
 class Figures(NamedTuple):
     """The duration and size of a number of steps.
 
@@ -23,13 +73,18 @@ class Figures(NamedTuple):
         steps: the number of steps.
         seconds: the seconds that they took.
         examples: the number of examples in them; None if unknown.
-        waiting: the part of `seconds` that they waited for batches.
+        waiting: the part of `seconds` that they waited for batches; None if not measured.
     """
 
     steps: int
     seconds: float
     examples: int | None
-    waiting: float
+    waiting: float | None
+
+    def rounded(self) -> dict[str, Any]:
+        """The figures by name, to the microsecond."""
+        waiting = None if self.waiting is None else round(self.waiting, 6)
+        return self._replace(seconds=round(self.seconds, 6), waiting=waiting)._asdict()
 
     @property
     def step_seconds(self) -> float | None:
@@ -44,8 +99,8 @@ class Figures(NamedTuple):
 
     @property
     def data_wait(self) -> float | None:
-        """The fraction of the time in which training waited for data, 0.0 to 1.0; None without steps."""
-        return self.waiting / self.seconds if self.seconds > 0 else None
+        """The fraction of the time in which training waited for data, 0.0 to 1.0; None if it is unknown."""
+        return self.waiting / self.seconds if self.seconds > 0 and self.waiting is not None else None
 
 
 def of_epoch(record: Mapping[str, Any]) -> Figures:
@@ -65,11 +120,12 @@ def of_run(epochs: Iterable[Figures]) -> Figures:
     found = [each for each in epochs if each.steps > 0]
     found = found[1:] or found
     examples = [each.examples for each in found if each.examples is not None]
+    waiting = [each.waiting for each in found if each.waiting is not None]
     return Figures(
         sum(each.steps for each in found),
         sum(each.seconds for each in found),
         sum(examples) if len(examples) == len(found) else None,
-        sum(each.waiting for each in found),
+        sum(waiting) if len(waiting) == len(found) else None,
     )
 
 

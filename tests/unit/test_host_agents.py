@@ -19,6 +19,7 @@ import pytest
 from dtrain import cli
 from dtrain.cluster.secret import write_secret
 from dtrain.errors import ConfigurationError, PeerMismatchError, PeerMissingError
+from dtrain.launch.hosts import connection as connection_module
 from dtrain.launch.hosts.agent import Agent, Inbox, hello
 from dtrain.launch.hosts.connection import PipeConnection
 from dtrain.launch.hosts.control_plane import LEASE, LOST, ControlClient, ControlServer
@@ -269,6 +270,24 @@ def test_a_node_is_cut_off_when_its_lease_is_over() -> None:
             client.close()
 
 
+def test_a_node_without_tasks_waits_for_a_coordinator_that_is_stopped() -> None:
+    """It has ended its tasks, whose job may have ended well; nothing of it can be started elsewhere."""
+    clock = GivenClock()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        nodes = Nodes(rendezvous="127.0.0.1:1", rank=1, fewest=2, most=2, per_node=2)
+        port = silent.getsockname()[1]
+        client = ControlClient("127.0.0.1", port, nodes_secret(nodes), print, clock)
+        client.start()
+        try:
+            watch = _CoordinatorWatch("127.0.0.1", port, client, clock)
+            clock.pass_by(2 * LEASE)
+            assert not watch.cut_off(busy=False) and watch.cut_off(busy=True)
+            clock.pass_by(300.0)
+            assert watch.cut_off(busy=False)
+        finally:
+            client.close()
+
+
 def test_a_node_whose_rank_is_taken_waits_until_the_other_is_gone(
     elastic: tuple[NodesLauncher, Server],
 ) -> None:
@@ -367,7 +386,7 @@ def test_a_job_by_ssh_needs_all_hosts_if_none_is_spare() -> None:
 def test_a_pipe_that_is_silent_for_too_long_is_given_up() -> None:
     clock, heard, ended = GivenClock(), list[HostMessage | PeerMismatchError](), threading.Event()
     ours, theirs = os.pipe(), os.pipe()
-    connection = PipeConnection(theirs[0], ours[1], heard.append, ended.set, LEASE, clock)
+    connection = PipeConnection(theirs[0], ours[1], heard.append, ended.set, LEASE, clock, lease=True)
     os.write(theirs[1], b"a line of the remote shell\n")
     clock.pass_by(10 * LEASE)  # before the first message there is no limit
     os.write(theirs[1], encode(End(0)) + b"\n")
@@ -383,6 +402,29 @@ def test_a_pipe_that_is_silent_for_too_long_is_given_up() -> None:
     connection.close()
     os.close(ours[0])
     os.close(theirs[1])
+
+
+def test_a_stop_of_this_process_is_no_silence_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the limit is a lease, by which the other side has started the tasks elsewhere meanwhile."""
+    monkeypatch.setattr(connection_module, "_CHECK", 10)
+    for lease in (False, True):
+        clock, heard, ended = GivenClock(), list[HostMessage | PeerMismatchError](), threading.Event()
+        ours, theirs = os.pipe(), os.pipe()
+        connection = PipeConnection(theirs[0], ours[1], heard.append, ended.set, LEASE, clock, lease=lease)
+        os.write(theirs[1], encode(End(0)) + b"\n")
+        wait_until(lambda heard=heard: heard == [End(0)])
+        clock.pass_by(3600.0)
+        if not lease:
+            wait_until(lambda found=connection: found._running.since_check() == 0.0)
+            assert not ended.is_set()
+            os.close(theirs[1])  # the end of the other side is seen at once
+        ended.wait()
+        # A side that was given up hears nothing more, and ends.
+        wait_until(lambda descriptor=ours[0]: not os.read(descriptor, 1 << 16))
+        connection.close()
+        os.close(ours[0])
+        if lease:
+            os.close(theirs[1])
 
 
 def answers_to_invite(folder: Path, **options: Any) -> list[HostMessage]:

@@ -420,6 +420,21 @@ def test_a_run_of_a_second_has_its_rate_by_epoch(tmp_path: Path) -> None:
     assert [chart["axis"] for chart in page.charts] == ["epoch"] * 3  # loss, accuracy, examples/s
 
 
+def test_the_page_says_which_parts_were_not_measured(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "it", epochs=2)
+    usual = page_of(run, output=tmp_path / "usual.html")
+    lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    for event in lines:
+        if event["kind"] == "epoch":
+            event["unmeasured"] = ["input", "communication", 7]
+            event["steady"] = {"steps": 50, "seconds": 2.0, "examples": 1000, "waiting": None}
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in lines))
+    page = page_of(run, output=tmp_path / "page.html")
+    said = "communication and input within steps counts as compute"
+    assert said in page.text and said not in usual.text
+    assert read_run(run).epochs[0].steady == (50, 2.0, 1000, None)
+
+
 def test_nan_is_a_gap(tmp_path: Path) -> None:
     run = tmp_path / "it"
     run.mkdir()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from dtrain.clock import REAL, Clock
+from dtrain.clock import REAL, Clock, RunClock
 
 CHECK_INTERVAL = 1.0
 """Seconds between two checks of who is alive."""
@@ -22,8 +22,7 @@ _SILENT = 600.0  # seconds of silence after which a worker of another machine is
 class PeerLiveness:
     """When this worker last heard each of its peers, and when it last sent something to them.
 
-    Between two checks at most `CHECK_INTERVAL` seconds count as silence, because a process that runs checks
-    as often. More means that this process itself was stopped or very busy.
+    Only the time counts as silence in which this process ran (`RunClock`).
 
     Args:
         workers: the numbers of the peers.
@@ -37,14 +36,14 @@ class PeerLiveness:
     ) -> None:
         self._runs = runs
         self._clock = clock
+        self._running = RunClock(clock, CHECK_INTERVAL)
         self._checked = clock.now()
-        self._counted = 0.0  # the seconds that this process has run, up to the last check
-        self._heard = dict.fromkeys(workers, 0.0)  # by `_seconds_run`
+        self._heard = dict.fromkeys(workers, 0.0)  # by `_running`
         self._sent = dict.fromkeys(self._heard, self._checked)  # by the clock
 
     def note_heard(self, worker: int) -> None:
         """Notes that bytes of a peer have come."""
-        self._heard[worker] = self._seconds_run()
+        self._heard[worker] = self._running.now()
 
     def note_sent(self, worker: int) -> None:
         """Notes that a frame was sent to a peer."""
@@ -54,7 +53,8 @@ class PeerLiveness:
         """Whether `CHECK_INTERVAL` has passed since the last check; if so, the time until now is counted."""
         if self._clock.now() - self._checked < CHECK_INTERVAL:
             return False
-        self._counted, self._checked = self._seconds_run(), self._clock.now()
+        self._running.check()
+        self._checked = self._clock.now()
         return True
 
     def is_due(self, worker: int) -> bool:
@@ -63,7 +63,7 @@ class PeerLiveness:
 
     def silence(self, worker: int) -> float:
         """The seconds, while this process ran, since the last bytes of a peer."""
-        return self._seconds_run() - self._heard[worker]
+        return self._running.now() - self._heard[worker]
 
     def is_lost(self, worker: int) -> bool:
         """Whether the silence of a peer means that it is lost. A busy process of this machine never is."""
@@ -72,6 +72,3 @@ class PeerLiveness:
             return False
         runs = self._runs(worker)
         return runs is False or (runs is None and silence >= _SILENT)
-
-    def _seconds_run(self) -> float:
-        return self._counted + min(CHECK_INTERVAL, self._clock.now() - self._checked)

@@ -24,6 +24,7 @@ from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.log import logger
 from dtrain.topology import Topology, split_address
+from dtrain.upstream import processes
 from dtrain.upstream import tensorflow as upstream_tf
 
 AUTO = "auto"
@@ -195,6 +196,7 @@ def install(
         # no fixed order, which would only delay collectives.
         return RingLauncher(layout.local_replicas > 1 or gpus, *rest)
 
+    processes.reduce_in_own_threads(extended)
     if layout.workers > 1:
         upstream_tf.replace_launchers(extended, launcher)
     return operations

@@ -27,10 +27,10 @@ from dtrain.keras_engine.callbacks import Stateless
 from dtrain.keras_engine.input_advice import advice_for
 from dtrain.keras_engine.peer_exchange import WorkerTimes
 from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous
+from dtrain.keras_engine.reductions import unmeasured_parts
 from dtrain.keras_engine.steps import step_is_stock
 from dtrain.log import logger
 from dtrain.training_clock import Mark, Totals, clock, is_slow, slow_line
-from dtrain.training_rate import Figures
 
 OnNan = Literal["warn", "stop"]
 
@@ -62,7 +62,8 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
     - `seconds`: wall time since the end of the previous epoch, or since the beginning of `fit`.
     - `steps`, `examples`: how many were trained on; `examples` is None if the number is not known.
     - `steady`: `steps`, `seconds`, `examples` and `waiting` of the steps for which nothing was traced, as in
-      `training_rate.Figures`.
+      `training_rate.Figures`; `waiting` is None if it was not measured.
+    - `unmeasured`: the parts of steps that count as "compute" (`reductions.unmeasured_parts`); mostly empty.
     - `parts`: seconds by part (`events.PARTS`); their sum is `seconds`.
     - `callbacks`: seconds by class of callback.
     - `causes`: what took a large share of the time; a list of dictionaries with `cause`, `share` (0.0 to
@@ -124,15 +125,16 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
         """Records the epoch."""
         before, now = self._before, clock.mark()  # one mark for two epochs, so no time is lost
         self._before = now
-        if self._layout is not None:
-            self._record_input(epoch, now.totals)
         trained = now.trained.without(before.trained)
+        if self._layout is not None and not trained.untimed:
+            self._record_input(epoch, now.totals)
         found: dict[str, Any] = {
             "epoch": epoch,
             "seconds": 0.0,
             "steps": trained.steps,
             "examples": trained.known_examples,
-            "steady": _rounded(now.since(before)),
+            "steady": now.since(before).rounded(),
+            "unmeasured": unmeasured_parts(self.model, reading=not trained.untimed),
             "parts": dict.fromkeys(PARTS, 0.0),
             "callbacks": {},
             "causes": [],
@@ -224,11 +226,6 @@ def _add_time(record: dict[str, Any], before: Mark, now: Mark) -> None:
     record["seconds"] = round(sum(parts.values()), 6)
 
 
-def _rounded(figures: Figures) -> dict[str, Any]:
-    rounded = figures._replace(seconds=round(figures.seconds, 6), waiting=round(figures.waiting, 6))
-    return rounded._asdict()
-
-
 def _busy(wall: float, processor: float) -> float:
     """The share of the cores that this process has used since two clocks were read, 0.0 to 1.0."""
     cores = len(os.sched_getaffinity(0))
@@ -242,7 +239,7 @@ def _causes(found: dict[str, Any]) -> list[dict[str, Any]]:
     seconds = found["seconds"] - found["parts"]["start"]
     for part, least in _SHARES.items():
         # Only waiting in steady steps counts: the first batch includes opening the data.
-        spent = found["steady"]["waiting"] if part == "input" else found["parts"][part]
+        spent = (found["steady"]["waiting"] or 0.0) if part == "input" else found["parts"][part]
         if seconds <= 0 or spent < _LEAST_SECONDS[part] or spent / seconds <= least:
             continue
         share = spent / seconds

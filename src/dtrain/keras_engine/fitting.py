@@ -48,8 +48,8 @@ from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.steps import step_is_stock
 from dtrain.keras_engine.weight_averages import WeightAverages
 from dtrain.keras_engine.xla_rule import note_compiled
+from dtrain.upstream import functions, keras_names
 from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import keras_names
 from dtrain.upstream.reach import on_objects, replaces, set_methods, unproven
 
 _LEAST_COUNTS = {
@@ -244,9 +244,17 @@ def compile(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: An
 
 @on_objects(keras_names.AUTO_JIT_COMPILE, around_users=True)
 def auto_jit_compile(original: Callable[..., Any], self: Any) -> Any:
-    """A model's answer to `jit_compile="auto"`, which `compile` asks for."""
+    """A model's answer to `jit_compile="auto"`, which `compile` asks for.
+
+    Under any strategy Keras answers False. One replica computes as without a strategy, so it gets the answer
+    for that: True on a machine with a GPU, if XLA can compile the model. Weights in central storage may be on
+    another device than the replica, where XLA cannot read them.
+    """
     note_compiled(self, auto=True)
-    return original(self)
+    layout = layout_of(self.distribute_strategy)
+    alone = layout is not None and layout.replicas == 1 and not layout.central
+    with functions.without_strategy(self) if alone else contextlib.nullcontext():
+        return original(self)
 
 
 @on_objects(keras_names.EPOCH_LOGS)

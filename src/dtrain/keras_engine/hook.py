@@ -21,6 +21,7 @@ _REPLACING = (
     "gradients",
     "losses_and_metrics",
     "optimizer",
+    "reductions",
     "rematerialization",
     "replica_calls",
     "seeds",

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from dtrain.keras_engine.groups import Part
 from dtrain.keras_engine.rows import without_optionals
 from dtrain.keras_engine.steps import Program, first_replica, silent_results, step_is_stock
 from dtrain.keras_engine.xla_rule import runs_in_xla
-from dtrain.keras_engine.xla_steps import XlaSteps
+from dtrain.keras_engine.xla_steps import XlaSteps, replica_device
 from dtrain.log import logger
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -37,11 +39,12 @@ class LocalProgram(Program):
         self._step: Any = self._whole_step
         self._in_xla: bool | None = None
         self._restored = False
-        self._xla = XlaSteps(self._whole_step)
+        self._xla = XlaSteps(self._whole_step, model)
         if self.compiled:
-            self._step = upstream_tf.made_for_each_model(
+            self._compiled_step = upstream_tf.made_for_each_model(
                 self._whole_step, jit_compile=True, reduce_retracing=True
             )
+            self._step = self._on_its_device
 
     def in_xla(self, steps: int | None, batch: int | None) -> bool:
         """Whether the planned steps run in XLA: as a checkpoint has restored, or as `xla_rule` decides.
@@ -96,6 +99,10 @@ class LocalProgram(Program):
         """The results of the metrics over all steps since they were reset."""
         strategy = self._model.distribute_strategy
         return first_replica(strategy, strategy.run(self._model.get_metrics_result))
+
+    def _on_its_device(self, data: Any) -> Any:
+        with tf.device(replica_device(self._model.distribute_strategy)):
+            return self._compiled_step(data)
 
     def _whole_step(self, data: Any) -> Any:
         model = self._model

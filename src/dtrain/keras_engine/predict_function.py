@@ -51,7 +51,7 @@ class OneReplicaPredict:
         self.longest = TARGET_SECONDS
         self._groups: dict[str, Callable[..., Any] | None] = {}
         self._seconds: dict[str, float] = {}  # of the last call with a single batch
-        self._xla = XlaSteps(self._one_batch, returns=True)
+        self._xla = XlaSteps(self._one_batch, model, returns=True)
         self._kind = ""  # the kind of batch that was asked for last: the key of both
 
     def in_xla(self, steps: int | None, batch: int | None) -> bool:

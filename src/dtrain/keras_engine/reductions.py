@@ -13,8 +13,10 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.errors import CompilationError
-from dtrain.keras_engine.protocol import reduction_groups
+from dtrain.keras_engine.protocol import is_asynchronous, layout_of, reduction_groups, waiting_clock
+from dtrain.upstream import processes, tensorflow_names
 from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.reach import on_objects
 
 
 def check_not_compiled() -> None:
@@ -180,6 +182,36 @@ class NoWaits:
 
     def total(self) -> Any:
         """Returns None: the waiting is not known."""
+
+
+@on_objects(tensorflow_names.EAGER_ALL_REDUCE)
+def all_reduce_per_replica_values(
+    original: Callable[..., Any], self: Any, reduce_op: Any, per_replica_values: Any, options: Any
+) -> Any:
+    """The method by which collective operations all-reduce several values of all replicas."""
+    if not tf.executing_eagerly():
+        return original(self, reduce_op, per_replica_values, options)
+    return processes.eager_all_reduce(self, reduce_op, per_replica_values, options)
+
+
+def unmeasured_parts(model: Any, *, reading: bool) -> list[str]:
+    """The parts of the time (`events.PARTS`) of training steps that were not measured and count as computing.
+
+    Clocks are not deterministic, so a graph cannot read them with deterministic operations. A transport that
+    measures the waiting itself does not need them.
+
+    Args:
+        model: the model in training.
+        reading: whether the time of reading the batches was measured.
+    """
+    found = [] if reading else ["input"]
+    if upstream_tf.deterministic_operations():
+        strategy = model.distribute_strategy
+        layout = layout_of(strategy)
+        several = is_asynchronous(strategy) or (layout is not None and layout.workers > 1)
+        if several and waiting_clock(strategy) is None:
+            found.append("communication")
+    return found
 
 
 def _place() -> Any:

@@ -29,7 +29,7 @@ class RunResult(NamedTuple):
         steps: the steps that were made; fewer than requested if the data ended.
         outputs: the outputs of the last step.
         waiting: seconds in which the steps waited for other workers; None if not measured.
-        reading: seconds spent on reading the batches.
+        reading: seconds spent on reading the batches; None if not measured.
         examples: the examples in the batches, over all workers; None if batches have no leading dimension.
         has_results: whether the outputs are the metrics' results after the last step.
     """
@@ -37,7 +37,7 @@ class RunResult(NamedTuple):
     steps: int
     outputs: Any
     waiting: float | None
-    reading: float
+    reading: float | None
     examples: int | None
     has_results: bool = False
 
@@ -69,6 +69,7 @@ class Run:
         self._whole = iterator.whole  # the iterator itself is not kept, so that it can be deleted
         self._outputs, self._waited = rounds[-1][0].structured_outputs  # type: ignore[attr-defined]
         self._reading = _ReadingFlag() if channel.connected() else None
+        self._timed = not upstream_tf.deterministic_operations()  # then `tf.timestamp` is an error
         self._reader: Any = iterator.reader
         loop: Callable[..., Any] = self._counted if exact or self._reader else self._until_end
         if self._reader and len(rounds) == 1:
@@ -95,7 +96,7 @@ class Run:
             steps,
             outputs,
             waiting,
-            float(reading),
+            float(reading) if self._timed else None,
             examples if examples >= 0 else None,
             has_results=self._results is not None,
         )
@@ -220,17 +221,22 @@ class Run:
         return tf.while_loop(condition, body, state, shape_invariants=invariants, parallel_iterations=1)
 
     def _read(self, read: Callable[[], Any]) -> tuple[Any, Any]:
-        """A batch, and the seconds that reading it took."""
-        begun = tf.timestamp()
-        with tf.control_dependencies([begun] if self._reading is None else [begun, self._reading.set(1)]):
+        """A batch, and the seconds that reading it took; 0 without a clock."""
+        begun, noted = self._noted(1)
+        with tf.control_dependencies(noted):
             batch = read()
         leaves = [leaf for leaf in tf.nest.flatten(batch, expand_composites=True) if tf.is_tensor(leaf)]
         with tf.control_dependencies(leaves):
-            ended = tf.timestamp()
-            noted = [ended] if self._reading is None else [ended, self._reading.set(0)]
+            ended, noted = self._noted(0)
         # The step depends on the clock: with one thread, TensorFlow could otherwise read the clock last.
         with tf.control_dependencies(noted):
             return tf.nest.map_structure(_same, batch, expand_composites=True), ended - begun
+
+    def _noted(self, reads: int) -> tuple[Any, list[Any]]:
+        """The time now, and the operations that read it and note whether the loop now waits for a batch."""
+        now = tf.timestamp() if self._timed else tf.zeros([], tf.float64)
+        flag = [] if self._reading is None else [self._reading.set(reads)]
+        return now, [*([now] if self._timed else []), *flag]
 
 
 class _ReadingFlag:

@@ -224,7 +224,7 @@ class StepFunction:
     ) -> Run:
         """The loop over rounds like `one`; the last loop of a call computes the metrics' results too."""
         specs = iterator.element_spec
-        key = f"{specs} {one} {exact} {last} {iterator.reader}"
+        key = f"{_kind(specs, None)} {one} {exact} {last} {iterator.reader}"
         if key not in self._runs:
             traced = [(self._traced_step(specs, phase), times) for phase, times in one]
             with events.part("start", doing="compute"):
@@ -234,7 +234,7 @@ class StepFunction:
 
     def _traced_step(self, specs: Any, phase: str | None) -> Any:
         """The step, traced once for the iterator's specs, so that a short last batch does not retrace it."""
-        key = f"{specs} {phase}"
+        key = _kind(specs, phase)
         if key not in self._functions:
             program = self._program
 
@@ -348,7 +348,7 @@ class StepFunction:
             outputs, waited = run(parts, total)
             return self._program.results() if self._program.stock else outputs, waited
 
-        key = f"anything {phase}"
+        key = _kind("anything", phase)
         if key not in self._functions:
             made = upstream_tf.made_for_each_model(run_with_results, reduce_retracing=True)
             self._functions[key] = made
@@ -363,11 +363,16 @@ class StepFunction:
         model = self._model
         if getattr(iterator, "counted", True) or model.steps_per_execution > 1 or self._program.compiled:
             return
-        step = self._functions.get(f"{getattr(iterator, 'element_spec', None)} None")
+        step = self._functions.get(_kind(getattr(iterator, "element_spec", None), None))
         if hasattr(step, "graph") and step not in self._ends:
             self._ends[step] = functions.writes_without_inputs(step)
         if (write := self._ends.get(step)) is not None:
             write()
+
+
+def _kind(specs: Any, phase: str | None) -> str:
+    """The key of a traced step; one that reads clocks is an error once operations are deterministic."""
+    return f"{specs} {phase} {upstream_tf.deterministic_operations()}"
 
 
 class _Stopwatch:

@@ -227,7 +227,8 @@ class StepProgram(Program):
         watch(self.model)
         part = without_optionals(part)
         size = batch_rows(part)
-        waits = Waits() if self.measured else NoWaits()
+        clocks = self.measured and not upstream_tf.deterministic_operations()
+        waits = Waits() if clocks else NoWaits()
         if total is None:
             total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, size)
             waits.expect(total)

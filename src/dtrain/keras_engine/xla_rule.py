@@ -1,8 +1,9 @@
 """Decides whether many steps on one replica run in one XLA program, with `jit_compile="auto"`.
 
 XLA rounds differently from TensorFlow's own kernels, so the decision follows from the model and the number of
-steps, never from a measured time: the same program always decides the same. How steps run in XLA is not
-decided here, but in `xla_steps.py`.
+steps, never from a measured time: the same program always decides the same. On a GPU, where "auto" compiles
+each step, the rule only decides how many steps one program runs. How steps run in XLA is not decided here:
+`xla_steps.py` does.
 """
 
 from __future__ import annotations
@@ -76,12 +77,15 @@ def _is_small(model: Any, batch: int) -> bool:
 
 
 def _has_plain_layers(model: Any) -> bool:
-    """Whether the model's layers are Keras' own, in float32 on the CPU."""
+    """Whether the model's layers are Keras' own, in float32, on the CPU or where Keras compiles each step."""
     layers = [model, *upstream_keras.layers_of(model)]
     if not all(_is_keras(layer) and type(layer).__name__ in _LAYERS for layer in layers):
         return False
     if any(layer.dtype_policy.name != "float32" for layer in layers):
         return False
+    # With "auto", Keras compiles on a GPU only. There, each step runs in XLA, on the same variables.
+    if model.jit_compile:
+        return True
     return all("GPU" not in device and "TPU" not in device for device in map(_device, model.variables))
 
 

@@ -1,9 +1,10 @@
 """Runs many steps in one XLA program, on one replica.
 
 The program takes the rows of a group of batches and loops over the batches, so that many steps share the cost
-of a call. The number of steps per call changes no bit of the result. Uniform random numbers are those of
-TensorFlow's own kernels: the random bits are equal already, because both use the Philox generator, but XLA
-converts them to floats in another way. When to use XLA is not decided here, but in `xla_rule.py`.
+of a call. The number of steps per call changes no bit of the result. Where a single step would not be
+compiled, uniform random numbers are those of TensorFlow's own kernels: the random bits are equal already,
+because both use the Philox generator, but XLA converts them to floats in another way. When to use XLA is not
+decided here, but in `xla_rule.py`.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ class XlaSteps:
     """A step, compiled to run on many batches in one call.
 
     Args:
-        step: runs one step on a batch.
+        step: runs one step of the model on a batch.
+        model: a model with one replica, on whose device the steps run.
         returns: whether `run` returns what the step returns, a nest of tensors of shape (rows, ...).
     """
 
-    def __init__(self, step: Step, *, returns: bool = False) -> None:
+    def __init__(self, step: Step, model: Any, *, returns: bool = False) -> None:
         self._step = step
+        self._model = model
         self._returns = returns
         self._programs: dict[str, Callable[..., Any]] = {}
 
@@ -50,6 +53,10 @@ class XlaSteps:
 
     def run(self, part: Part) -> list[Any]:
         """Runs the steps of a part of a group; returns their outputs, one nest or several in order."""
+        with tf.device(replica_device(self._model.distribute_strategy)):
+            return self._run(part)
+
+    def _run(self, part: Part) -> list[Any]:
         if part.size == part.width:
             program = self._program(part.rows, part.size)
             outputs = program(part.rows, tf.constant(part.first), tf.constant(part.steps))
@@ -76,7 +83,7 @@ class XlaSteps:
                     # Not a slice: XLA would compile the program again for each position where a slice begins.
                     return tf.gather(tf.reshape(leaf, [-1, size, *leaf.shape[1:]]), first + number)
 
-                with same_random_numbers():
+                with self._random_numbers():
                     found = step(map_leaves(batch, rows))
                 if self._returns:
                     outputs = tf.nest.map_structure(
@@ -111,9 +118,23 @@ class XlaSteps:
         def of_batch(leaf: Any) -> Any:
             return None if leaf is None else tf.TensorSpec([size, *leaf.shape[1:]], leaf.dtype)
 
-        with same_random_numbers():
+        with self._random_numbers():
             step = upstream_tf.made_for_each_model(self._step)
             return step.get_concrete_function(map_leaves(of_batch, rows))
+
+    def _random_numbers(self) -> contextlib.AbstractContextManager[Any]:
+        """Where each step is compiled by itself, as Keras asks for, it draws XLA's own random numbers."""
+        return contextlib.nullcontext() if self._model.jit_compile else same_random_numbers()
+
+
+def replica_device(strategy: Any) -> str | None:
+    """The device of a strategy's only replica; None under the default strategy, which does not know it.
+
+    What XLA compiles is one operation, which must be on the device of the variables that it reads.
+    """
+    with contextlib.suppress(RuntimeError):
+        return str(strategy.extended.worker_devices[0])
+    return None
 
 
 def same_random_numbers() -> contextlib.AbstractContextManager[bool]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from dtrain.cluster import mpi
 from dtrain.errors import MPIError
-from dtrain.launch import guard, rank_placeholder
+from dtrain.launch import guard, job_folders, rank_placeholder
 from dtrain.launch.launcher import Assignment
 from dtrain.launch.local_launcher import LocalLauncher, new_mark
 from dtrain.launch.local_process import bound_to_launcher
@@ -72,28 +72,28 @@ class MPILauncher(LocalLauncher):
         self._count += 1
         folder = self.session.scratch() / f"mpi-{self._count}"
         folder.mkdir(mode=0o700)
-        memory = self._memory(folder.name)
-        added = {} if memory is None else _backing(memory)
+        memory = self._memory(folder, size)
         mark = new_mark()
         prepared = self.environment(
             self._starter.environment(mpi.MPIStart().without({**env, "TMPDIR": str(folder)})), mark
         )
         start = _PlaceholderStart(self._starter, size, prepared, folder, mark, self.session)
         try:
-            yield [{**added, **rank} for rank in start.ranks()]
+            yield [{**_backing(memory), **rank} for rank in start.ranks()]
         finally:
             start.close()
             for used in (folder, memory):
-                if used is not None:
-                    shutil.rmtree(used, ignore_errors=True)
+                shutil.rmtree(used, ignore_errors=True)
 
-    def _memory(self, name: str) -> Path | None:
+    def _memory(self, folder: Path, size: int) -> Path:
         """A folder for the ranks' shared memory; killed ranks leave files in it, so `_ranks` deletes it."""
         base = self.session.scratch_memory()
-        if base is None:
-            return None
-        (base / name).mkdir(mode=0o700)
-        return base / name
+        place = job_folders.for_shared_memory(folder, base, size)
+        if place != base:
+            return place
+        memory = place / folder.name
+        memory.mkdir(mode=0o700)
+        return memory
 
 
 class _PlaceholderStart:

@@ -20,15 +20,14 @@ import tempfile
 import threading
 from pathlib import Path
 
-from dtrain.launch import guard, rank_placeholder, rank_relay
+from dtrain.launch import guard, job_folders, rank_placeholder, rank_relay
 
 PLACEHOLDER = ("sh", "-c", 'eval exec "$DTRAIN_RANK_PLACEHOLDER"')
 """The program of every rank; each host sets the variable to its own placeholder."""
 
 _PYTHON = (sys.executable, "-I", "-S")
 _STARTS_BY = ("PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER_EXEC")
-_MEMORY = Path("/dev/shm")
-_PREFIX = "dtrain-mpi-"
+_KIND = "mpi-"  # of the folders
 
 
 def main(command: list[str]) -> int:
@@ -38,9 +37,8 @@ def main(command: list[str]) -> int:
         The exit status of the command, or 128 + the signal that killed it.
     """
     mark = secrets.token_hex(16)
-    folder, memory = Path(tempfile.mkdtemp(prefix=_PREFIX)), None
-    if os.access(_MEMORY, os.W_OK):
-        memory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_MEMORY))
+    job_folders.clear_dead(tempfile.gettempdir(), job_folders.MEMORY)
+    folder, memory = job_folders.make(tempfile.gettempdir(), _KIND), job_folders.make_in_memory(_KIND)
     _guard(mark, [folder] if memory is None else [folder, memory])
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder / "ranks"))
@@ -48,7 +46,7 @@ def main(command: list[str]) -> int:
     process = subprocess.Popen(
         command, env=_environment(folder, mark), stdin=subprocess.DEVNULL, stdout=sys.stderr
     )
-    threading.Thread(target=_serve, args=(listener, memory), daemon=True).start()
+    threading.Thread(target=_serve, args=(listener, folder, memory), daemon=True).start()
     status = process.wait()
     return status if status >= 0 else 128 - status
 
@@ -83,20 +81,21 @@ def _environment(folder: Path, mark: str) -> dict[str, str]:
     return env
 
 
-def _serve(listener: socket.socket, memory: Path | None) -> None:
+def _serve(listener: socket.socket, folder: Path, memory: Path | None) -> None:
     """Print what placeholders and relays send; they wait as long as their connections are open."""
     connections = []
     while True:
         connection, _ = listener.accept()
         connections.append(connection)
-        threading.Thread(target=_pass_on, args=(connection, memory), daemon=True).start()
+        place = job_folders.for_shared_memory(folder, memory, len(connections))
+        threading.Thread(target=_pass_on, args=(connection, place), daemon=True).start()
 
 
-def _pass_on(connection: socket.socket, memory: Path | None) -> None:
+def _pass_on(connection: socket.socket, memory: Path) -> None:
     with connection.makefile("rb") as lines:
         text = lines.readline()
     found = json.loads(text or "{}")
-    if isinstance(found, dict) and found and memory is not None:
+    if isinstance(found, dict) and found:
         found |= {f"OMPI_MCA_btl_{name}_backing_directory": str(memory) for name in ("sm", "vader")}
     line = json.dumps(found) + "\n"
     os.write(sys.stdout.fileno(), line.encode("ascii"))  # whole, because other threads write too

@@ -7,9 +7,7 @@ A session lasts as long as this process works for the job. It makes no decisions
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
-import shutil
 import signal
 import sys
 import tempfile
@@ -22,12 +20,12 @@ from typing import TextIO
 from dtrain.clock import REAL, Clock
 from dtrain.cluster import secret
 from dtrain.errors import ConfigurationError
+from dtrain.launch import job_folders
 from dtrain.launch.output import Console
 from dtrain.launch.task_handle import Event
 from dtrain.plain_text import cleaned
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_MEMORY = Path("/dev/shm")
 _SAID = 2000  # characters shown of a launcher's line, which may quote a task's message of any length
 _SECRET = "secret"  # the file's name
 _LONGEST = 50  # characters of a folder's path: a Unix socket inside it may have about a hundred
@@ -91,7 +89,7 @@ class Session:
         return self._scratch
 
     def scratch_memory(self) -> Path | None:
-        """A folder like `scratch`, in shared memory (/dev/shm); None if the machine has none."""
+        """A folder like `scratch`, in shared memory (/dev/shm); None if none can be made there."""
         return self._scratch_memory
 
     def secret(self) -> Path:
@@ -115,23 +113,22 @@ class Session:
 
     @contextlib.contextmanager
     def _with_folders(self) -> Iterator[None]:
-        prefix = f"dtrain-{os.getpid()}-"
         with contextlib.ExitStack() as stack:
             try:
                 temporary = tempfile.gettempdir()
                 place = temporary if len(temporary) < _LONGEST else "/tmp"
-                # mkdtemp gives the folder mode 0700 and a random name, so nobody can have created it before.
-                self._scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-                stack.callback(shutil.rmtree, self._scratch, ignore_errors=True)
+                job_folders.clear_dead(place, job_folders.MEMORY)
+                self._scratch = job_folders.make(place)
+                stack.callback(job_folders.remove, self._scratch)
                 secret.write_secret(self.secret(), self._shared_secret)
-                if os.access(_MEMORY, os.W_OK):
-                    self._scratch_memory = Path(tempfile.mkdtemp(prefix=prefix, dir=_MEMORY))
-                    stack.callback(shutil.rmtree, self._scratch_memory, ignore_errors=True)
             except OSError as error:
                 raise ConfigurationError(
                     f"The launcher cannot create a temporary folder for this job: {error}.",
                     hint="Set TMPDIR to another folder, or free some space there.",
                 ) from error
+            self._scratch_memory = job_folders.make_in_memory()
+            if self._scratch_memory is not None:
+                stack.callback(job_folders.remove, self._scratch_memory)
             yield
 
     @contextlib.contextmanager

@@ -276,8 +276,8 @@ def _moved(old: Progress, new: Progress) -> bool:
 
 
 def _slow_line(last: Progress, mine: float, usual: float) -> str:
-    reading, between = last.own_input or 0.0, last.own_callbacks or 0.0
-    return slow_line(str(last.task), mine, usual, reading=reading, between=between)
+    between = last.own_callbacks or 0.0
+    return slow_line(str(last.task), mine, usual, reading=last.own_input, between=between)
 
 
 def _after_start(record: _Record) -> str:

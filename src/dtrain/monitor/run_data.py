@@ -110,8 +110,8 @@ class Epoch:
     """One epoch; `number` counts from 0. Unknown values are None or empty.
 
     `steady` are the figures of the steps in which no function was traced. `parts` are the seconds of each
-    part; their sum is `seconds`. `callbacks` are the seconds of each callback. `logs` are Keras' logs, with
-    None for NaN.
+    part; their sum is `seconds`. `unmeasured` are the parts whose time within steps counts as computing.
+    `callbacks` are the seconds of each callback. `logs` are Keras' logs, with None for NaN.
     """
 
     number: int
@@ -124,6 +124,7 @@ class Epoch:
     logs: Mapping[str, float | None] = field(default_factory=dict)
     workers: tuple[WorkerEpoch, ...] = ()
     causes: tuple[Cause, ...] = ()
+    unmeasured: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from itertools import pairwise
 from math import nan
 from typing import Any, TypeVar
 
+from dtrain.events import PARTS
 from dtrain.monitor.line_files import finite
 from dtrain.monitor.run_data import (
     RATE,
@@ -115,6 +116,7 @@ def _epoch(number: int, event: Event) -> Epoch:
             for each in _dictionaries(event.get("workers"))
         ),
         causes=tuple(_made(Cause, each) for each in _dictionaries(event.get("causes"))),
+        unmeasured=_unmeasured(event.get("unmeasured")),
     )
 
 
@@ -128,7 +130,11 @@ def _steady(event: Event) -> Figures | None:
     steps, seconds, examples, waiting = of_epoch(record)
     if not steps or not seconds:
         return None
-    return Figures(int(steps), seconds, None if examples is None else int(examples), waiting or 0.0)
+    return Figures(int(steps), seconds, None if examples is None else int(examples), waiting)
+
+
+def _unmeasured(value: object) -> tuple[str, ...]:
+    return tuple(part for part in PARTS if part in value) if isinstance(value, list) else ()
 
 
 def _dictionaries(value: object) -> list[dict[str, Any]]:

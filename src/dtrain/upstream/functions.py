@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -230,6 +231,16 @@ def converted_as_caller(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
     converted: Callable[..., Any] = tf.__internal__.autograph.tf_convert(function, context)
     return converted
+
+
+@contextlib.contextmanager
+def without_strategy(model: Any) -> Iterator[None]:
+    """A context in which Keras takes a model for one that was made outside of any strategy's scope."""
+    found, model._distribute_strategy = model._distribute_strategy, None
+    try:
+        yield
+    finally:
+        model._distribute_strategy = found
 
 
 def compiled_by_xla(function: Any) -> bool:

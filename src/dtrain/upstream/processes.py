@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dtrain.upstream import tensorflow_names
+from dtrain.upstream.reach import set_methods
 
 
 def current_worker() -> int | None:
@@ -14,6 +17,40 @@ def current_worker() -> int | None:
 
     found = re.search(r"/job:worker/replica:0/task:(\d+)", context.context().device_name or "")
     return int(found.group(1)) if found else None
+
+
+def reduce_in_own_threads(extended: Any) -> None:
+    """Makes the `extended` of a strategy of several workers use `eager_all_reduce` outside of graphs."""
+    for operations in (extended._cross_device_ops, extended._host_cross_device_ops):
+        set_methods(operations, tensorflow_names.EAGER_ALL_REDUCE)
+
+
+def eager_all_reduce(operations: Any, reduce_op: Any, values: Sequence[Any], options: Any) -> list[Any]:
+    """All-reduces values outside of graphs, with a thread for each device of this process.
+
+    Args:
+        operations: TensorFlow's `CollectiveAllReduce`.
+        reduce_op: sum or mean.
+        values: values with one component for each device.
+        options: TensorFlow's options.
+    """
+    from tensorflow.python.distribute import distribute_utils
+    from tensorflow.python.distribute import values as value_lib
+    from tensorflow.python.eager import context
+
+    devices = range(len(operations._devices))
+
+    def of_device(device: int) -> Any:
+        own = [each.values[device] for each in values]
+        with context.eager_mode():
+            return operations._all_reduce(reduce_op, own, device, options)
+
+    # All devices run collectives in the same order, also those of other threads of this process.
+    with operations._lock, ThreadPoolExecutor(len(devices)) as threads:
+        found = [*threads.map(of_device, devices)]
+    return [
+        distribute_utils.regroup(each, wrap_class=value_lib.Mirrored) for each in zip(*found, strict=True)
+    ]
 
 
 def own_executor() -> Any:

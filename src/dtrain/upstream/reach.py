@@ -108,7 +108,7 @@ class SetOnObjects(Reach):
     models that a `fit` with a session trains, and on each `ModelCheckpoint` of a `fit` under several workers.
     Others are set by name: the functions of train, test and predict steps on models made outside of every
     scope; the build and the rematerialized call of layers, where dtrain needs them; `_merge_call` and
-    `all_reduce` on the contexts of replicas.
+    `all_reduce` on the contexts of replicas; the all-reduce of the collective operations of several workers.
     """
 
 

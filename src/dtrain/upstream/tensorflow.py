@@ -67,7 +67,7 @@ def reducing_nothing(strategy: Any, whole: Callable[[Any], Any]) -> Iterator[Non
 
 
 def deterministic_operations() -> bool:
-    """Whether deterministic operations are enabled; XLA does not support this for all operations."""
+    """Whether deterministic operations are enabled: XLA lacks operations then, and graphs have no clock."""
     from tensorflow.python.framework.config import is_op_determinism_enabled
 
     return bool(is_op_determinism_enabled())

@@ -168,6 +168,14 @@ LAUNCHER = Reach(
     "the one place through which a strategy's sums and gatherings go",
     "tf#60245",
 )
+EAGER_ALL_REDUCE = SetOnObjects(
+    "tensorflow.python.distribute.cross_device_ops:CollectiveAllReduce._all_reduce_per_replica_values",
+    "outside of graphs it makes a multiprocessing.pool.ThreadPool, which needs room in /dev/shm for a lock",
+)
+ALL_REDUCE_OF_DEVICE = Reach(
+    "tensorflow.python.distribute.cross_device_ops:CollectiveAllReduce._all_reduce",
+    "the part of that of one device",
+)
 COLLECTIVE_INITIAL_VALUE = Reach(
     f"{_COLLECTIVE}:CollectiveAllReduceExtended._get_variable_creator_initial_value",
     "the first worker's initial values go to the others by the chosen transport too",

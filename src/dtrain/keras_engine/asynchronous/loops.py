@@ -58,7 +58,12 @@ def in_turns(
 
 
 def time_of(tensors: Sequence[Any]) -> tf.Tensor:
-    """The time when all tensors are ready, in seconds since 1970, a float64 scalar; for use in a graph."""
+    """The time when all tensors are ready, in seconds since 1970, a float64 scalar; for use in a graph.
+
+    It is 0 with deterministic operations, which a graph's clock is not.
+    """
+    if upstream_tf.deterministic_operations():
+        return tf.zeros([], tf.float64)
     with tf.control_dependencies(list(tensors)):
         now = tf.timestamp()
     # Otherwise TensorFlow orders it with other stateful operations, by messages between servers and workers.

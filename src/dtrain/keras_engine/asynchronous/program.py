@@ -35,7 +35,7 @@ class BlockTotals(NamedTuple):
 
     Attributes:
         blocks: how many blocks are done.
-        seconds: the sum of their durations.
+        seconds: the sum of their durations; 0 with deterministic operations, which clocks are not.
         exchange: the part of `seconds` in which a worker only waited for the servers.
         updates: how many updates the servers have applied.
         stale: the sum of the staleness of all updates.
@@ -112,7 +112,7 @@ class BlockProgram:
             unrolled: steps in one iteration of the loop. Larger iterations save messages, but take longer to
                 trace; the results are the same.
         """
-        key = f"{many}{unrolled}{spec}"
+        key = f"{many}{unrolled}{spec}{upstream_tf.deterministic_operations()}"  # which decides about clocks
         if key not in self._functions:
             with events.part("start"):
                 self.setting = self._setting_of(self._planner.plan(spec))

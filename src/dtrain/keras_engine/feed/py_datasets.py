@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import queue
 import random
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -68,6 +71,8 @@ class PyDatasetSource:
         upstream_keras.read_instead(adapter, self._batches)
         if self._enqueuer is not None:
             upstream_keras.in_order(self._enqueuer, self._ordered)
+            if not self._data.use_multiprocessing:
+                self._enqueuer.executor_fn = lambda _: _Threads(self._data.workers)
         self.dataset = adapter.get_tf_dataset()
 
     def _common_random(self, layout: ReplicaLayout | None) -> Any:
@@ -180,6 +185,46 @@ class _Ordered:
 
     def __getitem__(self, number: int) -> Any:
         return self._data[self._order[number]]
+
+
+class _Threads:
+    """The threads that read batches, with the methods of `multiprocessing.pool.ThreadPool` that Keras calls.
+
+    That pool makes a lock between processes, for which /dev/shm must have room.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._calls: queue.SimpleQueue[tuple[_Result, Callable[..., Any], tuple[Any, ...]] | None]
+        self._calls = queue.SimpleQueue()
+        for _ in range(count):
+            threading.Thread(target=self._run, name="dtrain-py-dataset", daemon=True).start()
+
+    def apply_async(self, function: Callable[..., Any], args: tuple[Any, ...]) -> _Result:
+        """Calls a function in a thread."""
+        result = _Result()
+        self._calls.put((result, function, args))
+        return result
+
+    def close(self) -> None:
+        """Ends the threads when all calls are made."""
+        for _ in range(self._count):
+            self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            result, function, args = call
+            try:
+                result.set_result(function(*args))
+            except BaseException as error:  # whoever waits for the result gets it
+                result.set_exception(error)
+            del call, result  # a waiting thread keeps no batch
+
+
+class _Result(Future[Any]):
+    """What a call in a thread will return."""
+
+    get = Future.result
 
 
 def _set_global_states(states: Any) -> None:

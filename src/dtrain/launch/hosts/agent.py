@@ -2,12 +2,14 @@
 
 It decides nothing about the job. When its coordinator is gone, it ends its tasks.
 
-Usage: python -m dtrain.launch.hosts.agent, with pipes as standard input and output; `Invite` comes first.
+Usage: python -m dtrain.launch.hosts.agent [here], with pipes as standard input and output; `Invite` comes
+first. With "here", the coordinator is on this machine: the pipes end when it does, and silence means nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import queue
@@ -56,6 +58,9 @@ from dtrain.launch.session import Session
 from dtrain.launch.task_handle import Event, TaskCommand, TaskHandle
 from dtrain.task_messages import RemoveNote, line_of
 from dtrain.topology import Task
+
+HERE = "here"
+"""The argument of an agent on the coordinator's machine."""
 
 _CHECK_INTERVAL = 0.5  # seconds between two checks whether the coordinator is still there
 
@@ -142,6 +147,11 @@ class Agent:
             clock=clock,
         )
         self._launcher = LocalLauncher(self._session)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a task of this agent runs."""
+        return any(process.exit_code is None for process in self._processes.values())
 
     def run(self, cut_off: Callable[[], bool]) -> End | None:
         """Execute the coordinator's commands until the job ends; at the end no task is left.
@@ -278,7 +288,8 @@ def main() -> int:
 
     writing = os.dup(1)
     os.dup2(2, 1)  # send other prints to standard error, because standard output carries the messages
-    connection = PipeConnection(os.dup(0), writing, inbox.put, end, LEASE)
+    silence = math.inf if sys.argv[1:] == [HERE] else LEASE
+    connection = PipeConnection(os.dup(0), writing, inbox.put, end, silence, lease=True)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     try:
         invite = inbox.get()

@@ -14,7 +14,7 @@ import select
 import threading
 from collections.abc import Callable
 
-from dtrain.clock import REAL, Clock
+from dtrain.clock import REAL, Clock, RunClock
 from dtrain.errors import PeerMismatchError
 from dtrain.launch.hosts.link import BEAT
 from dtrain.launch.hosts.messages import LONGEST, HostMessage, Malformed, encode, parse
@@ -32,8 +32,10 @@ class PipeConnection:
         on_message: called in a thread with each message, or with the error of a message of another version.
             Lines that are no message are ignored, because remote shells may write lines of their own.
         on_end: called in that thread when the other side has closed its end, or was silent for too long.
-        silence: seconds of silence after which the connection ends; no limit before the first message.
+        silence: seconds of silence, while this process runs, after which the connection ends; no limit before
+            the first message.
         clock: the clock of that limit.
+        lease: whether the limit is a lease, for which the time counts in which this process was stopped.
     """
 
     def __init__(
@@ -44,9 +46,12 @@ class PipeConnection:
         on_end: Callable[[], None],
         silence: float,
         clock: Clock = REAL,
+        *,
+        lease: bool = False,
     ) -> None:
         self._on_message, self._on_end, self._silence = on_message, on_end, silence
-        self._clock = clock
+        self._running = RunClock(clock, _CHECK / 1000)
+        self._clock = clock if lease else self._running
         self._reading, self._writing = reading, writing
         self._outbox: queue.Queue[bytes] = queue.Queue(_WAITING)
         self._ended = threading.Event()
@@ -86,7 +91,8 @@ class PipeConnection:
         try:
             return self._outbox.get(timeout=BEAT)
         except queue.Empty:
-            return b"\n"
+            # Whoever was given up hears nothing more, and ends.
+            return b"" if self._ended.is_set() else b"\n"
 
     def _read(self) -> None:
         with contextlib.suppress(OSError), os.fdopen(self._reading, "rb", buffering=0) as pipe:
@@ -95,6 +101,7 @@ class PipeConnection:
             silent = self._clock.deadline(limit)
             # What has come is read first: a process that was stopped itself does not take that for silence.
             while (ready := poller.poll(_CHECK)) or not silent.passed():
+                self._running.check()
                 if not ready:
                     continue
                 if not (block := pipe.read(1 << 16)):

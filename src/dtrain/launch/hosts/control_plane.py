@@ -19,7 +19,7 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from dtrain.clock import REAL, Clock, Deadline
+from dtrain.clock import REAL, Clock, Deadline, RunClock
 from dtrain.cluster.secret import Secret
 from dtrain.cluster.sockets import listen_at, loopback_host
 from dtrain.errors import PeerMismatchError, PortInUseError
@@ -29,7 +29,7 @@ from dtrain.launch.hosts.messages import LONGEST, HostMessage, Malformed, Output
 from dtrain.log import logger
 
 LOST = 30.0
-"""Seconds of silence after which the coordinator takes an agent for lost."""
+"""Seconds of silence, while it runs itself, after which the coordinator takes an agent for lost."""
 
 LEASE = 25.0
 """Seconds after which an agent ends its tasks, counted from the sending of its last beat that the coordinator
@@ -200,6 +200,7 @@ class ControlServer(_Endpoint):
         super().__init__(zmq.ROUTER, secret, "server", clock)
         self._on_message, self._on_lost, self._on_idle = on_message, on_lost, on_idle
         self._idle_at = clock.deadline(_IDLE)
+        self._running = RunClock(clock)
         # Pairs of an agent's name and its message, or b"" when the agent is lost; None at the end.
         self._arrived: queue.SimpleQueue[tuple[bytes, bytes] | None] = queue.SimpleQueue()
         self._delivery = threading.Thread(target=self._deliver, name="dtrain-control-delivery", daemon=True)
@@ -252,10 +253,10 @@ class ControlServer(_Endpoint):
         for frames in self._read() if self._socket in ready else ():
             if len(frames) == 2:
                 self._receive(*frames)
-        now = self._clock.now()
+        self._running.check()  # what has come is read first
         for peer, link in list(self._links.items()):
             link.tick()
-            if now - link.heard_at > LOST:
+            if self._running.now() - link.heard_at > LOST:
                 del self._links[peer]
                 self._arrived.put((peer, b""))
         self._limit.apply(len(self._open) - len(self._links))
@@ -263,7 +264,7 @@ class ControlServer(_Endpoint):
     def _receive(self, peer: bytes, frame: bytes) -> None:
         link = self._links.get(peer)
         if link is None:
-            link = self._links[peer] = Link(functools.partial(self._write, peer), self._clock)
+            link = self._links[peer] = Link(functools.partial(self._write, peer), self._running)
         for body in link.receive(frame, room=self._arrived.qsize() < _WINDOW):
             self._arrived.put((peer, body))
 

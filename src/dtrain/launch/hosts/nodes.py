@@ -19,18 +19,20 @@ from dtrain.cluster.secret import Secret
 from dtrain.cluster.sockets import host_towards
 from dtrain.errors import AuthenticationError, ConfigurationError, PeerMismatchError, PeerMissingError
 from dtrain.launch.hosts import control_plane
-from dtrain.launch.hosts.agent import Agent, Inbox, hello
+from dtrain.launch.hosts.agent import HERE, Agent, Inbox, hello
 from dtrain.launch.hosts.control_plane import ControlClient, ControlServer
 from dtrain.launch.hosts.launcher import HostsLauncher
 from dtrain.launch.hosts.messages import Hello, HostMessage, Invite, Refused, Welcome
-from dtrain.launch.hosts.remote import RemoteAgent
+from dtrain.launch.hosts.remote import RemoteAgent, RemoteTask
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec, Nodes
+from dtrain.launch.task_handle import TaskCommand
 from dtrain.log import logger
-from dtrain.topology import Topology, split_address
+from dtrain.topology import Task, Topology, split_address
 
 _GONE = 3.0  # seconds of refused connections after which the coordinator counts as ended
 _ASK_INTERVAL = 0.5  # seconds between two tries to connect to it
+_LEASE_WITHOUT_TASKS = 300.0  # seconds for which a node without tasks waits for a silent coordinator
 _UNPROVED = 8  # failed authentications after which the two secrets are taken to differ
 
 
@@ -81,6 +83,7 @@ class NodesLauncher(HostsLauncher):
         # By rank: the node that waits for a taken rank, and until when.
         self._waiting: dict[int, tuple[bytes, Hello, Deadline]] = {}
         self._server: ControlServer | None = None
+        self._own_agents = contextlib.ExitStack()  # of this node, one after another
 
     @contextlib.contextmanager
     def _agents_started(self) -> Iterator[None]:
@@ -96,14 +99,49 @@ class NodesLauncher(HostsLauncher):
             self.session.clock,
         )
         self._server.start()
-        own = [sys.executable, "-m", "dtrain.launch.hosts.agent"]
-        interface = nodes.interface or ""
-        invite = Invite(0, socket.gethostname(), nodes.per_node, "", {}, nodes.gpus, interface=interface)
         try:
-            with self._agent_over_pipes(own, invite):
+            with self._own_agents:
+                self._start_own_agent()
                 yield
         finally:
             self._server.close()
+
+    def _start_own_agent(self) -> None:
+        own = [sys.executable, "-m", "dtrain.launch.hosts.agent", HERE]
+        host, interface = socket.gethostname(), self._nodes.interface or ""
+        invite = Invite(0, host, self._nodes.per_node, "", {}, self._nodes.gpus, interface=interface)
+        self._own_agents.enter_context(self._agent_over_pipes(own, invite))
+
+    def _renew_own_agent(self) -> None:
+        """Start the agent of this node again if it was killed, and wait for it; nobody else can start it.
+
+        Raises:
+            PeerMissingError: it has ended at once, or has said nothing in the time that nodes have to join.
+        """
+        own = self._agents.get(0)
+        if own is None or not own.lost:
+            return
+        self.session.say("The agent of node 0 is started again.")
+        self._start_own_agent()
+        with self._changed:
+            limit = self._nodes.join_timeout
+            self._changed.wait_for(lambda: not self._agents[0].lost or self._failure is not None, limit)
+        if self._failure is not None:
+            raise self._failure
+
+    def slots(self) -> int:
+        """The number of workers for which the present hosts have room."""
+        self._renew_own_agent()
+        return super().slots()
+
+    def start(self, commands: Sequence[TaskCommand]) -> list[RemoteTask]:
+        """As `HostsLauncher.start`."""
+        self._renew_own_agent()
+        return super().start(commands)
+
+    def _place(self, tasks: Sequence[Task]) -> list[RemoteAgent]:
+        self._renew_own_agent()
+        return super()._place(tasks)
 
     def _missing(self, waited: float) -> str | None:
         nodes, present = self._nodes, {agent.hello.node for agent in self._present()}
@@ -217,7 +255,7 @@ def join_nodes(nodes: Nodes, command: Sequence[str], clock: Clock = REAL) -> int
         welcome = _welcomed(nodes, client, inbox, command, clock)
         watch = _CoordinatorWatch(host, port, client, clock)
         agent = Agent(client.send, inbox, welcome, nodes.gpus, nodes.interface or "", clock)
-        end = agent.run(watch.cut_off)
+        end = agent.run(lambda: watch.cut_off(busy=agent.busy))
     finally:
         client.close()
     if end is not None:
@@ -306,15 +344,21 @@ class _CoordinatorWatch:
         self._ask_at = clock.deadline(0.0)
         self.gone = False
 
-    def cut_off(self) -> bool:
-        """Whether this node must end its tasks, because the coordinator has ended or the lease is used up."""
-        if self._client.lease_left() <= 0:
+    def cut_off(self, *, busy: bool = True) -> bool:
+        """Whether this node must end: the coordinator has ended, or the lease is used up.
+
+        Args:
+            busy: whether tasks run here, which the coordinator may start elsewhere after the lease. Without
+                any, the node waits longer for a coordinator that is stopped: perhaps the job has ended well.
+        """
+        lease = control_plane.LEASE if busy else _LEASE_WITHOUT_TASKS
+        if self._client.lease_left(lease) <= 0:
             return True
         if not self._client.connected:
             self._ask()
         else:
             self._gone_at = None
-        return self.gone or self._client.lease_left() <= 0
+        return self.gone or self._client.lease_left(lease) <= 0
 
     def _ask(self) -> None:
         if not self._ask_at.passed():

@@ -19,6 +19,7 @@ from dtrain import channel
 from dtrain.cluster import secret, without_task
 from dtrain.errors import ConfigurationError, DtrainError, PeerMissingError
 from dtrain.launch.guard import MARK_VARIABLE
+from dtrain.launch.hosts.agent import HERE
 from dtrain.launch.hosts.launcher import HostsLauncher
 from dtrain.launch.hosts.messages import Invite
 from dtrain.launch.session import Session
@@ -79,7 +80,7 @@ class SSHLauncher(HostsLauncher):
     def _agents_started(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for node, (host, slots) in enumerate(self._hosts.slots.items()):
-                command = _AGENT if _is_here(host) else self._over_ssh(host)
+                command = (*_AGENT, HERE) if _is_here(host) else self._over_ssh(host)
                 invite = Invite(
                     node,
                     host,

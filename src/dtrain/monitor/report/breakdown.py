@@ -69,6 +69,12 @@ def time_section(runs: Sequence[RunData], names: Sequence[Markup]) -> tuple[Mark
         return Markup(), []
     notes: list[str] = []
     body = _of_several(runs, timed, names, notes) if names else _of_one(runs[0], notes)
+    unknown = {part for _, run in timed for epoch in run.epochs for part in epoch.unmeasured}
+    if unknown:
+        notes.append(
+            f"{' and '.join(sorted(unknown))} within steps counts as compute where operations were "
+            "deterministic: clocks are not, so it was not measured."
+        )
     causes = [(place, cause) for place, run in timed for cause in _causes(run)]
     return body + _callbacks(timed, several=bool(names)) + sections.causes(causes, names), notes
 

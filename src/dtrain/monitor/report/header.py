@@ -58,8 +58,10 @@ def measures(run: RunData) -> Measures:
     replicas, recorded = finite(record.get("replicas")), record.get("input")
     many = "" if replicas is None else f", {counted(int(replicas), 'replica')}"
     total = sum(parts.values())
+    unknown = {part for epoch in run.epochs for part in epoch.unmeasured}
     shares = {
-        part: parts.get(part, 0.0) / total if total > 0 else None for part in ("input", "communication")
+        part: parts.get(part, 0.0) / total if total > 0 and part not in unknown else None
+        for part in ("input", "communication")
     }
     return Measures(
         where=_text(record.get("strategy")) + many or text.UNKNOWN,
