@@ -153,6 +153,7 @@ ALLOWED = {
     "launch/mpi_launcher.py": _OWN,
     "launch/preload.py": _SYSTEM,
     "launch/priority.py": _SYSTEM,
+    "launch/job_folders.py": "locks and deletes folders of its own that are in use no more, and no links",
     "launch/local_process.py": _SYSTEM,
     "launch/rank_host.py": _OWN,
     "launch/rank_placeholder.py": _OWN,
