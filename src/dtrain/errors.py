@@ -81,6 +81,10 @@ class PeerMismatchError(DtrainError, RuntimeError):
     """The processes of a job disagree about what the job is."""
 
 
+class OperationMismatchError(PeerMismatchError):
+    """The workers of a job are at different operations, such as one in `evaluate` and the others in `fit`."""
+
+
 class AuthenticationError(DtrainError, RuntimeError):
     """A message was not signed with the job's secret, or the processes of a job have different secrets."""
 

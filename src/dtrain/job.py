@@ -89,6 +89,7 @@ def barrier(*, timeout: float | None = None) -> None:
 
     Raises:
         PeerMissingError: a process did not call it in time.
+        OperationMismatchError: another process does something else.
         ConfigurationError: the job has several processes, but no strategy of dtrain's connects them yet; or
             this process serves the chief of a job with parameter servers.
 
@@ -102,7 +103,7 @@ def barrier(*, timeout: float | None = None) -> None:
         assert Path("prepared").is_dir()  # in every process that sees the chief's disk
         ```
     """
-    _exchange(None, timeout)
+    _exchange(None, timeout, "barrier")
 
 
 def broadcast(value: Any, *, timeout: float | None = None) -> Any:
@@ -118,6 +119,7 @@ def broadcast(value: Any, *, timeout: float | None = None) -> Any:
 
     Raises:
         PeerMissingError: the chief did not call it in time.
+        OperationMismatchError: another process does something else.
         AuthenticationError: the received value was not signed with the job's secret.
         ConfigurationError: the value cannot be sent; or the job has several processes, but no strategy of
             dtrain's connects them yet; or this process serves the chief of a job with parameter servers.
@@ -128,7 +130,7 @@ def broadcast(value: Any, *, timeout: float | None = None) -> Any:
         keras.utils.set_random_seed(seed)
         ```
     """
-    return _exchange(value if is_chief() else None, timeout)[0]
+    return _exchange(value if is_chief() else None, timeout, "broadcast")[0]
 
 
 def full_size(replicas: int) -> int:
@@ -158,11 +160,13 @@ def _runs_alone(topology: Topology) -> bool:
     return topology.is_chief
 
 
-def _exchange(value: Any, timeout: float | None) -> list[Any]:
+def _exchange(value: Any, timeout: float | None, call: str) -> list[Any]:
     size = world_size()
     if size == 1:
         return [value]
     from dtrain.keras_engine.peer_exchange import exchange
     from dtrain.keras_engine.protocol import ReplicaLayout
 
-    return exchange(ReplicaLayout(workers=size, worker=rank()), value, timeout=timeout, objects=True)
+    return exchange(
+        ReplicaLayout(workers=size, worker=rank()), value, timeout=timeout, objects=True, call=call
+    )

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.cluster import peer_link, peers
+from dtrain.cluster import peer_connections, peer_link, peers
 from dtrain.cluster.peer_link import PeerLink
 from dtrain.cluster.peers import Peers
 from dtrain.cluster.rendezvous_lines import Connection
@@ -293,7 +293,7 @@ def test_several_losses_at_once_are_sent_to_the_others() -> None:
     pairs = {worker: socket.socketpair() for worker in range(1, 5)}
     first = Peers(0, 5, {worker: Connection(near, b"") for worker, (near, _) in pairs.items()})
     for _, far in pairs.values():
-        PeerLink(0, Connection(far, b""), first=False).send(peers._HELLO)
+        PeerLink(0, Connection(far, b""), first=False).send(peer_connections.HELLO)
     wait_until(lambda: all(link.open for link in first._links.values()))
     with first._changed:
         for _, far in pairs.values():
@@ -334,7 +334,7 @@ def waits_for_an_answer() -> tuple[GivenClock, PeerLink, Callable[[], Any]]:
 
 def test_who_is_lost_is_named_and_not_the_first_worker_that_does_not_answer() -> None:
     _, first, end = waits_for_an_answer()
-    first.send(peers._LOST, 2, b"a test")
+    first.send(peer_connections.LOST, 2, b"a test")
     assert "lost worker 2 (a test)" in end().message
 
 
@@ -352,7 +352,7 @@ def test_a_large_value_is_in_memory_once_for_all_workers() -> None:
     try:
         for _, far in pairs.values():
             link = PeerLink(0, Connection(far, KEY), first=False)
-            link.send(peers._HELLO)
+            link.send(peer_connections.HELLO)
             link.send(peers._VALUE)
         assert first.all_gather(value)[0] is value
         assert tracemalloc.get_traced_memory()[1] < 2 * len(value)
@@ -409,12 +409,12 @@ def test_a_silent_worker_gets_signs_of_life_and_is_lost_if_it_is_stopped(fate: s
             if fate == "stopped":
                 process.send_signal(signal.SIGSTOP)
                 wait_until(lambda: peer_link.runs_here((machine, process.pid)) is False)
-            link.send(peers._HELLO, 0, f"{machine} {process.pid}".encode())
+            link.send(peer_connections.HELLO, 0, f"{machine} {process.pid}".encode())
             wait_until(lambda: first._links[1].open)
-            assert frames(link) == [peers._HELLO]
+            assert frames(link) == [peer_connections.HELLO]
             for _ in range(7):
                 pass_a_second(first, clock)
-            assert not first._lost and frames(link) == [peers._ALIVE] * 3
+            assert not first._lost and frames(link) == [peer_connections.ALIVE] * 3
             for _ in range(7):
                 pass_a_second(first, clock)
             lost = {1: "it has sent no sign of life for 8 s"} if fate == "stopped" else {}

@@ -10,46 +10,32 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import selectors
-import socket
-import struct
-import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from dtrain.clock import REAL, Clock, Deadline
-from dtrain.cluster import mpi
-from dtrain.cluster.peer_link import (
-    ForgedFrameError,
-    LostPeers,
-    PeerLink,
-    Wakeup,
-    joined,
-    parsed_process,
-    runs_here,
-    split,
-    this_process,
-)
-from dtrain.cluster.peer_liveness import CHECK_INTERVAL, PeerLiveness
+from dtrain.clock import REAL, Clock
+from dtrain.cluster import mpi, operations, stops
+from dtrain.cluster.operations import Operations
+from dtrain.cluster.peer_connections import PeerConnections
+from dtrain.cluster.peer_link import joined, split
 from dtrain.cluster.rendezvous import run_rendezvous
 from dtrain.cluster.rendezvous_lines import Connection
 from dtrain.cluster.secret import Secret, job_secret
-from dtrain.errors import AuthenticationError, PeerMissingError
-from dtrain.plain_text import cleaned
+from dtrain.cluster.stops import StopVotes
+from dtrain.errors import AuthenticationError, OperationMismatchError, PeerMissingError
 from dtrain.topology import Topology
 
-# The kinds of frames. HELLO is each side's first frame; the first worker sends nothing before the other's.
-_HELLO, _ALIVE, _VALUE, _ALL, _MISSING, _LOST, _NOTE = range(7)
+# The kinds of frames, beside those of the connections, of `operations.py` and of `stops.py`.
+_VALUE, _ALL, _MISSING, _NOTE = 2, 3, 4, 6
 
 _GRACE = 5.0  # seconds in which values that a lost worker sent before its end may still arrive elsewhere
-_ANSWER = 2.0  # seconds in which the first worker must say who is missing, and messages are sent
-_PAUSE = 0.005  # seconds between two checks whether all is sent
+_ANSWER = 2.0  # seconds in which the first worker must say who is missing
 _LEAVE = 5.0  # seconds in which all workers should end their programs
 _LAST_ROUND = (1 << 64) - 1  # of the end of the programs: no other round has this number
-_SHOWN = 300  # the most characters shown of a text from another worker
+_OPERATION_BITS = 23  # of the number of an operation that collectives compare
 
 
-class Peers:
+class Peers(PeerConnections):
     """This worker's connections to its peers.
 
     Args:
@@ -74,38 +60,38 @@ class Peers:
         secret: Secret | None = None,
         clock: Clock = REAL,
     ) -> None:
-        self.rank = rank
-        self.size = size
         self.secret = secret
-        self.hosts = {rank: socket.gethostname()}
-        self._links = {
-            worker: PeerLink(worker, connection, first=rank == 0)
-            for worker, connection in connections.items()
-        }
-        self._clock = clock
-        self._liveness = PeerLiveness(
-            self._links, lambda worker: runs_here(self._links[worker].process), clock
-        )
-        self._changed = threading.Condition()
-        self._wakeup = Wakeup()
-        self._round = 0
+        self._round = 0  # the number of the next operation or exchange
         self._values: dict[int, dict[int, bytes]] = {}  # on the first worker: of rounds that are not complete
         self._complete: dict[int, list[bytes]] = {}
         self._abandoned: set[int] = set()  # rounds for which this worker does not wait any more
         self._missing: dict[int, list[int]] = {}  # answers about rounds, from the first worker
         self._notes: deque[tuple[int, bytes]] = deque()
-        self._lost = LostPeers(clock)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wakeup.reader, selectors.EVENT_READ)
-        for link in self._links.values():
-            self._selector.register(link.sock, selectors.EVENT_READ, data=link)
-        if rank > 0:
-            with self._changed:
-                self._send(0, _HELLO, body=this_process())
-        self._thread = threading.Thread(target=self._run, name="dtrain-peers", daemon=True)
-        self._thread.start()
+        super().__init__(rank, size, connections, clock)
+        self._operations = Operations(rank, size, self._send, clock)
+        self._stops = StopVotes(rank, size, self._send)
+        self._start()
 
-    def all_gather(self, value: bytes, timeout: float | None = None) -> list[bytes]:
+    def begin(self, operation: str) -> int:
+        """Notes that this worker begins an operation, and does not wait; all workers must begin the same.
+
+        Args:
+            operation: what this worker does then, as for `all_gather`.
+
+        Returns:
+            The number of the operation, the same on every worker.
+
+        Raises:
+            OperationMismatchError: other workers are at another operation, as far as it is known yet.
+            PeerMissingError: an error has ended another worker's operation.
+        """
+        with self._changed:
+            self._operations.raise_if_unequal()
+            number, self._round = self._round, self._round + 1
+            self._operations.begin(number, operation.encode())
+            return number
+
+    def all_gather(self, value: bytes, timeout: float | None = None, *, operation: str = "") -> list[bytes]:
         """Sends this worker's value to all workers; returns the values of all, by worker.
 
         All workers must call it, equally often.
@@ -113,19 +99,25 @@ class Peers:
         Args:
             value: any bytes.
             timeout: seconds to wait for the other workers; None waits as long as they are alive.
+            operation: what this worker does, the same on every worker: "is in fit (epoch 3)". After a line
+                break, it may name this exchange. Without it, nothing is compared.
 
         Raises:
+            OperationMismatchError: another worker is at another operation.
             PeerMissingError: a worker is lost, or did not call it in time.
             AuthenticationError: a frame in a worker's name was not signed by that worker.
         """
         deadline = self._clock.deadline(timeout)
         with self._changed:
             number, self._round = self._round, self._round + 1
+            if operation:
+                self._operations.begin(number, operation.encode())
             if self.rank == 0:
                 self._collect(0, number, value)
             else:
                 self._send(0, _VALUE, number, value)
             while number not in self._complete:
+                self._operations.raise_if_unequal()
                 self._lost.raise_if_any(0.0)
                 if deadline.passed() and (missing := self._who_is_missing(number)):
                     self._abandoned.add(number)
@@ -134,14 +126,73 @@ class Peers:
             return self._complete.pop(number)
 
     def check(self) -> None:
-        """Returns if no worker is known to be lost; for workers that wait for others elsewhere.
+        """Returns if all workers may still come; called about once a second while this one waits elsewhere.
 
         Raises:
-            PeerMissingError: a worker was lost at least 5 s ago.
+            PeerMissingError: a worker was lost at least 5 s ago, or an error has ended its operation.
+            OperationMismatchError: another worker is at another operation.
             AuthenticationError: a frame in a worker's name was not signed by that worker.
         """
         with self._changed:
+            if self._round <= _LAST_ROUND:  # else this worker's program ends
+                self._operations.wait(self._round)
+            self._operations.raise_if_unequal()
             self._lost.raise_if_any(_GRACE)
+
+    def explain_difference(self) -> None:
+        """Called if this worker has found another one at another operation than its own.
+
+        Returns if the first worker does not say which within two seconds.
+
+        Raises:
+            OperationMismatchError, PeerMissingError: as `check`.
+        """
+        deadline = self._clock.deadline(_ANSWER)
+        with self._changed:
+            self._operations.wait(self._round, differs=True)
+            while not deadline.passed():
+                self._operations.raise_if_unequal()
+                self._wait(deadline)
+
+    def operation(self) -> int:
+        """How many operations this worker has begun, as a number of 23 bits."""
+        return self._round % (1 << _OPERATION_BITS)
+
+    def open_loop(self, loop: int) -> None:
+        """Notes that a loop begins whose end the workers agree on; its number is that of its operation."""
+        with self._changed:
+            self._stops.open(loop)
+
+    def close_loop(self, loop: int) -> None:
+        """Notes that a loop has ended."""
+        with self._changed:
+            self._stops.close(loop)
+
+    def begin_call(self, loop: int) -> bool:
+        """Begins the next call of a loop, unless the workers have agreed to stop before it.
+
+        Returns:
+            Whether it begins.
+
+        Raises:
+            PeerMissingError, OperationMismatchError, AuthenticationError: as `check`.
+        """
+        with self._changed:
+            self._await_last_call(loop)
+            if self._stops.is_over(loop):
+                return False
+            self._stops.begin_call(loop)
+            return True
+
+    def stop(self, loop: int) -> None:
+        """Asks all workers to stop a loop; returns when it is known which call is the last one.
+
+        Raises:
+            PeerMissingError, OperationMismatchError, AuthenticationError: as `check`.
+        """
+        with self._changed:
+            self._stops.ask(loop)
+            self._await_last_call(loop, asked=True)
 
     def send_to_first(self, note: bytes) -> None:
         """Sends a note to the first worker, and does not wait; it arrives before this worker's next value."""
@@ -160,30 +211,11 @@ class Peers:
 
         What this worker sent last, for example by MPI, can be lost at its end while a peer waits for it.
         """
-        self._round = _LAST_ROUND
-        if self._links and not self._lost:
-            with contextlib.suppress(PeerMissingError, AuthenticationError):
+        with contextlib.suppress(PeerMissingError, OperationMismatchError, AuthenticationError):
+            self.begin(operations.ENDED)
+            self._round = _LAST_ROUND
+            if self._links and not self._lost:
                 self.all_gather(b"", _LEAVE)
-
-    def flush(self) -> None:
-        """Waits until all that was sent is on its way, for at most two seconds."""
-        deadline = self._clock.deadline(_ANSWER)
-        while any(link.unsent for link in [*self._links.values()]) and not deadline.passed():
-            self._clock.sleep(_PAUSE)
-
-    def close(self) -> None:
-        """Closes the connections; workers that wait for this one raise an error."""
-        self.flush()
-        with self._changed:
-            for link in self._links.values():
-                link.close()
-            self._links.clear()
-            self._wakeup.wake()
-
-    def close_in_child(self) -> None:
-        """Closes the sockets in a forked process, so that peers see when this worker has ended."""
-        for link in self._links.values():
-            link.close()
 
     def _who_is_missing(self, number: int) -> list[int]:
         """The workers whose values of a round have not come; [] if the round is complete."""
@@ -200,15 +232,20 @@ class Peers:
             self._lost.raise_if_any(0.0)
         return self._missing.pop(number, [] if number in self._complete else [0])
 
-    def _wait(self, deadline: Deadline) -> None:
-        """Waits until something has changed, or until it is time to check again."""
-        self._changed.wait(min(CHECK_INTERVAL, max(0.001, deadline.left())))
+    def _await_last_call(self, loop: int, *, asked: bool = False) -> None:
+        """Waits while a worker wants to stop and the last call is not known."""
+        deadline = self._clock.deadline(None)
+        while self._stops.is_pending(loop) or (asked and not self._stops.is_known(loop)):
+            self._operations.wait(self._round)
+            self._operations.raise_if_unequal()
+            self._lost.raise_if_any(0.0)
+            self._wait(deadline)
 
     def _collect(self, worker: int, number: int, value: bytes) -> None:
         """On the first worker: keeps a value, and sends all values of its round when they are complete."""
         values = self._values.setdefault(number, {})
         values[worker] = value
-        if len(values) < self.size:
+        if len(values) < self.size or self._operations.unequal:
             return
         everyone = [values[each] for each in range(self.size)]
         del self._values[number]
@@ -224,102 +261,22 @@ class Peers:
         else:
             self._complete[number] = everyone
 
-    def _send(self, worker: int, kind: int, number: int = 0, body: bytes = b"") -> None:
-        link = self._links.get(worker)
-        if link is None:
-            return
-        try:
-            link.send(kind, number, body)
-        except OSError as error:
-            self._lose(worker, str(error))
-            return
-        self._liveness.note_sent(worker)
-        if link.unsent:
-            self._wakeup.wake()
-
-    def _run(self) -> None:
-        try:
-            self._serve()
-        except BaseException as error:  # without this thread, every wait would be for ever
-            with self._changed:
-                for worker in [*self._links]:
-                    self._lose(worker, f"this worker's own connections failed: {error!r}")
-            raise
-
-    def _serve(self) -> None:
-        while True:
-            with self._changed:
-                if not self._links:
-                    return
-                for link in self._links.values():
-                    wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.unsent else 0)
-                    if self._selector.get_key(link.sock).events != wanted:
-                        self._selector.modify(link.sock, wanted, data=link)
-            ready = self._selector.select(timeout=CHECK_INTERVAL)
-            with self._changed:
-                for key, events in ready:
-                    if key.data is None:
-                        self._wakeup.clear()
-                    elif key.data.worker in self._links:
-                        self._handle(key.data, events)
-                if self._liveness.check_is_due():
-                    self._check_liveness()
-
-    def _handle(self, link: PeerLink, events: int) -> None:
-        try:
-            if events & selectors.EVENT_WRITE:
-                link.flush()
-            if events & selectors.EVENT_READ:
-                self._liveness.note_heard(link.worker)
-                for frame in link.receive():
-                    self._receive(link, *frame)
-        except OSError as error:
-            self._lose(link.worker, str(error), forged=isinstance(error, ForgedFrameError))
-        except (ValueError, struct.error) as error:
-            self._lose(link.worker, f"what it sent cannot be read ({error})", forged=True)
-
-    def _receive(self, link: PeerLink, kind: int, number: int, body: bytes) -> None:
-        if kind == _HELLO:
-            link.process, self.hosts[link.worker] = parsed_process(body)
-            if self.rank == 0:
-                link.open = True
-                self._send(link.worker, _HELLO, body=this_process())
-                for worker, why in self._lost.reasons().items():
-                    self._send(link.worker, _LOST, worker, why.encode())
-        elif kind == _VALUE and self.rank == 0:
-            self._collect(link.worker, number, body)
+    def _receive_from(self, worker: int, kind: int, number: int, body: bytes) -> None:
+        if kind == _VALUE and self.rank == 0:
+            self._collect(worker, number, body)
         elif kind == _NOTE and self.rank == 0:
-            self._notes.append((link.worker, body))
+            self._notes.append((worker, body))
         elif kind == _MISSING and self.rank == 0:
             missing = self._who_is_missing(number)
-            self._send(link.worker, _MISSING, number, b" ".join(b"%d" % worker for worker in missing))
+            self._send(worker, _MISSING, number, b" ".join(b"%d" % each for each in missing))
         elif kind == _MISSING:
-            self._missing[number] = [int(worker) for worker in body.split()]
+            self._missing[number] = [int(each) for each in body.split()]
         elif kind == _ALL:
             self._keep(number, split(body, self.size))
-        elif kind == _LOST:
-            self._lost.note(number, cleaned(body.decode("utf-8", "replace"), _SHOWN))
-        self._changed.notify_all()
-
-    def _check_liveness(self) -> None:
-        """Sends signs of life, and drops workers that have sent none for too long."""
-        for worker, link in [*self._links.items()]:
-            if link.open and self._liveness.is_due(worker):
-                self._send(worker, _ALIVE)
-            if worker in self._links and self._liveness.is_lost(worker):
-                self._lose(worker, f"it has sent no sign of life for {self._liveness.silence(worker):.0f} s")
-
-    def _lose(self, worker: int, why: str, *, forged: bool = False) -> None:
-        link = self._links.pop(worker, None)
-        if link is None:
-            return
-        self._selector.unregister(link.sock)
-        link.close()
-        self._lost.note(worker, why, forged=forged)
-        for other in [*self._links.values()] if self.rank == 0 else []:
-            if other.open:
-                self._send(other.worker, _LOST, worker, why.encode())
-        self._changed.notify_all()
+        elif kind in operations.KINDS:
+            self._operations.receive(worker, kind, number, body)
+        elif kind in stops.KINDS:
+            self._stops.receive(worker, kind, number, body)
 
 
 def _late(missing: Sequence[int], timeout: float) -> PeerMissingError:

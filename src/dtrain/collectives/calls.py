@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,8 @@ import numpy as np
 from dtrain.errors import DataError, PeerMismatchError
 
 _SUM, _GATHER, _BROADCAST = 1, 2, 3
-_KINDS = 0xFF  # the bits of a kind that name the operation; the others hold `_mark`
+_KINDS = 0xFF  # the bits of a kind that name the call; the next ones hold `_mark`
+_OPERATION = 40  # the first bit of a kind that holds the number of the program's operation, up to the last
 _NAMES = {_SUM: "an all-reduce", _GATHER: "an all-gather", _BROADCAST: "a broadcast"}
 _NARROW = ("float16", "bfloat16")  # sent as they are, summed in float32
 
@@ -64,12 +65,17 @@ class Calls(abc.ABC):
     Attributes:
         rank, size: as given.
         waited: how many seconds this worker has waited for others, in all calls so far.
+        operation: the number of the program's operation in which a call is made, of up to 23 bits. A call in
+            an `evaluate` is then not taken for one in a `fit`.
+        explain: called if the numbers differ; raises an error that names the operations.
     """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
         self.waited = 0.0
+        self.operation: Callable[[], int] = lambda: 0
+        self.explain: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._buffers = Buffers()
         self._scratch = np.empty(0, np.uint8)
@@ -98,9 +104,11 @@ class Calls(abc.ABC):
             totals = [self._buffers.take(value.shape, value.dtype) for value in values]
             size = sum(value.nbytes for value in values)
             if len(values) == 1 and 0 < size <= WHOLE_BYTES and self.size <= WHOLE_WORKERS:
-                self._sum_of(self._barrier_with(_SUM, values[0].reshape(-1)), totals[0].reshape(-1))
+                self._sum_of(
+                    self._barrier_with(self._in_operation(_SUM), values[0].reshape(-1)), totals[0].reshape(-1)
+                )
                 return totals
-            self._barrier(_SUM | _mark([value.nbytes for value in values]), size)
+            self._barrier(self._in_operation(_SUM | _mark([value.nbytes for value in values])), size)
             vectors = [
                 Vector(value.reshape(-1), total.reshape(-1))
                 for value, total in zip(values, totals, strict=True)
@@ -126,7 +134,7 @@ class Calls(abc.ABC):
         """
         values = [np.asarray(value, order="C") for value in values]
         with self._lock:
-            self._barrier(_GATHER, len(values))
+            self._barrier(self._in_operation(_GATHER), len(values))
             mine = np.array([(v.shape[0], _row_bytes(v)) for v in values], np.int64)
             everyone = np.stack(self._from_all(mine))
             if (everyone[:, :, 1] != mine[:, 1]).any():
@@ -146,9 +154,13 @@ class Calls(abc.ABC):
         with self._lock:
             found = fresh(value.shape, value.dtype)
             np.copyto(found, value)
-            self._barrier(_BROADCAST, found.nbytes)
+            self._barrier(self._in_operation(_BROADCAST), found.nbytes)
             self._send_first(raw(found))
             return found
+
+    def _in_operation(self, kind: int) -> int:
+        """A kind of call, with the number of the operation in which it is made."""
+        return kind | self.operation() << _OPERATION
 
     @abc.abstractmethod
     def _swap(self, out: Parts, into: Parts) -> None:
@@ -261,11 +273,13 @@ class Calls(abc.ABC):
         """Checks that all workers are at the same call, given the kind and size of each worker's call.
 
         Raises:
-            PeerMismatchError: the calls differ.
+            PeerMismatchError: the calls differ; an `OperationMismatchError` if the operations do.
         """
         first = everyone[0]
         if all(each == first for each in everyone):
             return
+        if any(kind >> _OPERATION != first[0] >> _OPERATION for kind, _ in everyone):
+            self.explain()
         units = {_GATHER: "arrays"}
         at = ", ".join(
             f"worker {r} at {_NAMES.get(kind & _KINDS, 'something else')} of {size} "

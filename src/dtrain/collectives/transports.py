@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.cluster import settings
+from dtrain.cluster import peers, settings
 from dtrain.collectives.calls import Calls
 from dtrain.collectives.launcher import CallLauncher, CallOperations
 from dtrain.collectives.mpi import MPI
@@ -168,6 +168,8 @@ def connect(
     if calls is not None:
         hosts = [split_address(topology.address_of(task))[0] for task in topology.training_tasks()]
         chosen = replace(chosen, overlap=overlaps(facts, hosts))
+        if (connected := peers.connected()) is not None:
+            calls.operation, calls.explain = connected.operation, connected.explain_difference
     if layout.worker == 0:
         logger.info("The workers reduce over %s (%s): %s.", name, chosen.library, reason)
     return chosen, calls

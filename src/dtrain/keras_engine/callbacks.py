@@ -13,7 +13,7 @@ import functools
 import os
 import secrets
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ def watches(callback: Any, kind: str) -> bool:
             return bool(callback.save_freq != "epoch")
     elif isinstance(callback, keras.callbacks.TensorBoard) and upstream_keras.is_keras_own(callback):
         return bool(callback.update_freq != "epoch" or upstream_keras.profiles_batches(callback))
-    return any(_has_hook(callback, name) for name in _BATCH_HOOKS[kind] if not _passes_on(callback, name))
+    return any(has_hook(callback, name) for name in _BATCH_HOOKS[kind] if not passes_on(callback, name))
 
 
 def watched(callbacks: Any, layout: ReplicaLayout | None, *kinds: str) -> list[bool]:
@@ -151,10 +151,14 @@ def watched(callbacks: Any, layout: ReplicaLayout | None, *kinds: str) -> list[b
     Every worker must call it. Without a replica layout, as on parameter servers, callbacks run here only.
     """
     seen = [any(watches(one, kind) for one in listed(callbacks)) for kind in kinds]
-    return seen if layout is None else [any(found) for found in zip(*exchange(layout, seen), strict=True)]
+    return (
+        seen
+        if layout is None
+        else [any(found) for found in zip(*exchange(layout, seen, what="hooks"), strict=True)]
+    )
 
 
-def _has_hook(callback: Any, name: str) -> bool:
+def has_hook(callback: Any, name: str) -> bool:
     """Whether a callback has a hook of its own."""
     plain = getattr(keras.callbacks.Callback, name)
     return name in vars(callback) or getattr(type(callback), name, plain) is not plain
@@ -168,7 +172,7 @@ def _tracks_epochs(callback: Any) -> bool:
     return kind.__module__.startswith("mlflow.") and getattr(callback, "log_every_epoch", False) is True
 
 
-def _passes_on(callback: Any, name: str) -> bool:
+def passes_on(callback: Any, name: str) -> bool:
     """Whether the callback is a `LambdaCallback` for which the user gave no function `name`."""
     return isinstance(callback, keras.callbacks.LambdaCallback) and getattr(callback, name, None) is None
 
@@ -185,15 +189,20 @@ class TimedCallback:
 
     Attributes:
         callback: the callback.
+
+    Args:
+        callback: the callback.
+        before: called with the logs before the callback at the end of an epoch; None for nothing.
     """
 
-    def __init__(self, callback: Any) -> None:
+    def __init__(self, callback: Any, before: Callable[[Any], None] | None = None) -> None:
         self.callback = callback
+        self._before = before
         saves = isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore)
         self._part = "checkpoint" if saves or hasattr(callback, "dtrain_session") else "callbacks"
         beside = getattr(callback, "async_safe", False)
         for name in _TIMED_HOOKS if beside else _TIMED_HOOKS + _BATCH_HOOKS["train"]:
-            if _has_hook(callback, name):
+            if has_hook(callback, name):
                 setattr(self, name, functools.partial(self._call, name))
 
     def __getattr__(self, name: str) -> Any:
@@ -202,11 +211,17 @@ class TimedCallback:
         return getattr(self.callback, name)
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        if self._before is not None and name == "on_epoch_end":
+            self._before(kwargs["logs"] if "logs" in kwargs else args[1])
         with events.part(self._part, type(self.callback).__name__):
             return getattr(self.callback, name)(*args, **kwargs)
 
 
-def timed(callbacks: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+def timed(
+    callbacks: Sequence[Any],
+    given: Sequence[Any],
+    before: Callable[[Any], Callable[[Any], None] | None] | None = None,
+) -> list[Any]:
     """The callbacks of a `fit`, of which those that are the user's are timed.
 
     Keras' bar and `History` are not timed, because Keras must recognise them.
@@ -214,12 +229,13 @@ def timed(callbacks: Sequence[Any], given: Sequence[Any]) -> list[Any]:
     Args:
         callbacks: all callbacks, also those that a session adds.
         given: the callbacks without those of the session.
+        before: returns the `before` of the `TimedCallback` of a callback; None if there is none.
     """
     package = __name__.rpartition(".")[0]
     untimed = keras.callbacks.History | keras.callbacks.ProgbarLogger
     users = [each for each in given if not type(each).__module__.startswith(package)]
     return [
-        TimedCallback(each)
+        TimedCallback(each, before and before(each))
         if any(each is other for other in users) and not isinstance(each, untimed)
         else each
         for each in callbacks
@@ -306,11 +322,11 @@ def _follower(callback: Any) -> Any:
 
 def _followed(paths: set[str], layout: ReplicaLayout) -> set[str]:
     """The paths of this worker that an earlier worker writes to, on a disk that both share."""
-    everyone = exchange(layout, sorted(paths))
+    everyone = exchange(layout, sorted(paths), what="paths")
     leader = {path: next(w for w, theirs in enumerate(everyone) if path in theirs) for path in paths}
     token = secrets.token_hex(8)
     marks = {path: _leave(path, token) for path in paths if leader[path] == layout.worker}
-    all_marks = exchange(layout, marks)
+    all_marks = exchange(layout, marks, what="marks")
     followed = {
         path for path in paths if leader[path] != layout.worker and _seen(all_marks[leader[path]].get(path))
     }

@@ -19,6 +19,7 @@ import tensorflow as tf
 from dtrain import events
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.accumulation import MicroBatchSums, abandon, can_sum_locally
+from dtrain.keras_engine.agreement import EpochAgreement, first_workers
 from dtrain.keras_engine.asynchronous.fitting import prepare_fit, prepare_without_training
 from dtrain.keras_engine.callbacks import (
     expanded,
@@ -32,6 +33,7 @@ from dtrain.keras_engine.callbacks import (
 )
 from dtrain.keras_engine.fit_reports import LossAlarm, TimeReport
 from dtrain.keras_engine.loop import LocalState, Loop, loop_of
+from dtrain.keras_engine.operation import operation
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.progress_bar import ProgressBar
 from dtrain.keras_engine.protocol import (
@@ -84,7 +86,8 @@ def fit(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -
         check_first_step(self.distribute_strategy)
     with events.one_fit():
         try:
-            return _fitted(self, original, call)
+            with operation(layout_of(self.distribute_strategy), "fit"):
+                return _fitted(self, original, call)
         except BaseException as error:
             saved = isinstance(error, SystemExit | KeyboardInterrupt)
             events.emit(events.FitEnds("interrupted" if saved else "failed"))
@@ -110,7 +113,7 @@ def _fitted(model: Any, original: Callable[..., Any], call: inspect.BoundArgumen
     if layout is not None:
         report.publish()
         # Waits for all workers: what their callbacks write is complete when fit returns on any of them.
-        exchange(layout, None)
+        exchange(layout, None, what="the end of fit")
     events.emit(events.TrainingEnds(history))
     report.ended()
     events.emit(events.FitEnds("finished", history))
@@ -139,6 +142,8 @@ def _loop_of_fit(
         _check_batch(arguments, layout)
         arguments["verbose"] = _verbose(arguments["verbose"], layout)
         callbacks = shared_between_workers(callbacks, layout)
+    agreement = EpochAgreement(layout, callbacks) if layout is not None and layout.workers > 1 else None
+    callbacks = callbacks if agreement is None else [*callbacks, agreement]
     if managed and as_list:
         callbacks += [*_reports(arguments, callbacks, layout), report]
     training, validation = watched(callbacks, layout, "train", "test")
@@ -146,7 +151,8 @@ def _loop_of_fit(
     if layout is not None:
         local = _local_state(model, callbacks, layout, sums=as_list and not training)
     session = session_of(callbacks, model, arguments)
-    arguments["callbacks"] = relisted(given, timed(session.callbacks(callbacks), callbacks), model)
+    prepared = timed(session.callbacks(callbacks), callbacks, agreement and agreement.before)
+    arguments["callbacks"] = relisted(given, prepared, model)
     return Loop(
         kind="fit",
         model=model,
@@ -154,6 +160,8 @@ def _loop_of_fit(
         every_batch=training,
         session=session,
         epochs=int(arguments["epochs"]) - int(arguments["initial_epoch"]),
+        callbacks=arguments["callbacks"],
+        first_epoch=int(arguments["initial_epoch"]) + 1,
         validation=Loop(kind="evaluate", model=model, every_batch=validation, epochs=_validations(arguments)),
     )
 
@@ -181,7 +189,7 @@ def predict(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: An
 
 
 def _without_training(original: Callable[..., Any], self: Any, args: Any, kwargs: Any) -> Any:
-    """Runs `evaluate` or `predict`, with one progress bar for the job.
+    """Runs `evaluate` or `predict` on all workers, with one progress bar for the job.
 
     An argument that makes a dataset (`dtrain_dataset`) is replaced by the dataset.
     """
@@ -191,6 +199,12 @@ def _without_training(original: Callable[..., Any], self: Any, args: Any, kwargs
     adopt(self)
     if not is_managed(self.distribute_strategy):
         return original(*call.args, **call.kwargs)
+    with operation(layout_of(self.distribute_strategy), kind):
+        return _evaluated_or_predicted(original, self, call)
+
+
+def _evaluated_or_predicted(original: Callable[..., Any], self: Any, call: inspect.BoundArguments) -> Any:
+    kind = original.__name__
     call.apply_defaults()
     _check_counts(call.arguments)
     layout, every_batch = layout_of(self.distribute_strategy), True
@@ -201,8 +215,13 @@ def _without_training(original: Callable[..., Any], self: Any, args: Any, kwargs
     if kind == "evaluate" or (layout is not None and layout.replicas == 1):
         watches = "test" if kind == "evaluate" else "predict"
         (every_batch,) = watched(call.arguments["callbacks"], layout, watches)
-    with Loop(kind=kind, model=self, every_batch=every_batch, epochs=1).running():
-        return original(*call.args, **call.kwargs)
+    callbacks = call.arguments["callbacks"]
+    loop = Loop(kind=kind, model=self, every_batch=every_batch, epochs=1, callbacks=callbacks)
+    with loop.running():
+        found = original(*call.args, **call.kwargs)
+        if kind == "predict" and layout is not None:
+            exchange(layout, None, what="the end of predict")  # nobody predicted something else meanwhile
+    return found
 
 
 @replaces(keras_names.TRAINER_INIT)
@@ -269,14 +288,18 @@ def epoch_logs(original: Callable[..., Any], self: Any, logs: Any) -> Any:
     together = layout is not None and layout.workers > 1
     # Under several workers, computing the metrics waits until every worker has contributed its own.
     with events.waiting_for_others() if together else contextlib.nullcontext():
+        found: Any
         if resumed and not logs:
-            return dict(self.get_metrics_result())
-        whole = getattr(self.train_function or self.test_function, "metrics", None)
-        found = None if whole is None else whole()
-        if found is None:
-            return original(self, logs)
-    # As in Keras: if a custom step returned logs of other names than the metrics', its logs are kept.
-    return found if isinstance(logs, dict) and set(logs) == set(found) else logs
+            found = dict(self.get_metrics_result())
+        else:
+            whole = getattr(self.train_function or self.test_function, "metrics", None)
+            found = None if whole is None else whole()
+            if found is None:
+                found = original(self, logs)
+            elif not (isinstance(logs, dict) and set(logs) == set(found)):
+                # As in Keras: if a custom step returned logs of other names than the metrics', its are kept.
+                found = logs
+    return first_workers(layout, found)
 
 
 def _check_counts(arguments: Mapping[str, Any]) -> None:

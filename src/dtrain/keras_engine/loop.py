@@ -13,9 +13,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from dtrain import events
+from dtrain.keras_engine.operation import Operation, current_operation
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.splitting import data_error_of
@@ -142,6 +144,8 @@ class Loop:
         validation: the loop over the validation data of a `fit`; None for other loops.
         training_is_read: whether Keras has made the epoch iterator of a `fit` over its training data.
         local: what each replica of a `fit` holds by itself.
+        callbacks: the callbacks of the loop, as Keras is given them.
+        first_epoch: the number of the first epoch of a `fit`, from 1.
         epoch_resumed: whether the running epoch of a `fit` began in another process, and its metrics were
             restored.
         blocks: what the workers have done in the running epoch, under parameter servers; complete at its end.
@@ -155,6 +159,8 @@ class Loop:
     validation: Loop | None = None
     training_is_read: bool = False
     local: LocalState = field(default_factory=LocalState)
+    callbacks: Any = None
+    first_epoch: int = 1
     epoch_resumed: bool = False
     blocks: Any = None
 
@@ -163,6 +169,54 @@ class Loop:
         """The model's function that the loop calls; None if no loop runs."""
         names = {"fit": "train_function", "evaluate": "test_function", "predict": "predict_function"}
         return getattr(self.model, names[self.kind]) if self.kind else None
+
+    @property
+    def operation(self) -> Operation | None:
+        """The operation of this loop, if several workers agree on its end."""
+        return None if self.kind == "predict" else current_operation()
+
+    def begin_epoch(self, ended: int) -> None:
+        """Notes that an epoch begins, after so many that have ended."""
+        if (operation := self.operation) is not None:
+            operation.begin_loop(self.first_epoch + ended if self.kind == "fit" else 0)
+
+    def begin_call(self) -> bool:
+        """Notes that a call begins; False, and Keras is told to stop, if the workers have agreed on that."""
+        operation = self.operation
+        if operation is None or operation.begin_call():
+            return True
+        setattr(self.model, "stop_training" if self.kind == "fit" else "stop_evaluating", True)
+        return False
+
+    def stop_with_others(self, feed: Iterator[Any]) -> None:
+        """Agrees on the last call, where Keras has left the loop; makes the calls that others have begun.
+
+        Args:
+            feed: the data feed.
+        """
+        operation = self.operation
+        if operation is None:
+            return
+        operation.stop()
+        while True:
+            try:
+                first, *last, iterator = next(feed)
+            except StopIteration:
+                return
+            self._make_call(first, last[0] if last else first, iterator)
+
+    def _make_call(self, first: int, last: int, iterator: Any) -> None:
+        """Makes a call of the loop's function, with its callbacks, as Keras does."""
+        given = self.callbacks
+        given = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else given
+        hook = "on_train_batch" if self.kind == "fit" else "on_test_batch"
+        callbacks = keras.tree.flatten(given or [])
+        for each in callbacks:
+            getattr(each, f"{hook}_begin")(first)
+        logs = self.function(iterator)
+        numbers = {name: float(value) for name, value in logs.items() if tf.size(value) == 1}
+        for each in callbacks:
+            getattr(each, f"{hook}_end")(last, logs | numbers)
 
     def of_new_iterator(self) -> Loop:
         """The loop that a new epoch iterator belongs to.
@@ -312,7 +366,7 @@ class CallSize:
             self._size = self._proposed
         elif self._calls > 1 and (self._calls <= _FIRST_MEETINGS or self._calls % _MEETING == 0):
             # The slowest worker decides, because a call ends when all workers have run its steps.
-            self._size = min(exchange(self._layout, self._proposed))
+            self._size = min(exchange(self._layout, self._proposed, what="the steps of a call"))
         return self._size
 
     def note(self, call: Call) -> None:

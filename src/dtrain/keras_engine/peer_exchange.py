@@ -31,6 +31,7 @@ from dtrain import events
 from dtrain.cluster import peers
 from dtrain.cluster.peer_link import HINT
 from dtrain.errors import AuthenticationError, ConfigurationError
+from dtrain.keras_engine.operation import words
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.plain_text import cleaned
 from dtrain.training_clock import Totals
@@ -56,7 +57,13 @@ _fits = itertools.count()  # numbers of `fit` calls, the same on every worker
 
 
 def exchange(
-    layout: ReplicaLayout, value: Any, *, timeout: float | None = None, objects: bool = False
+    layout: ReplicaLayout,
+    value: Any,
+    *,
+    timeout: float | None = None,
+    objects: bool = False,
+    call: str = "",
+    what: str = "",
 ) -> list[Any]:
     """All-gathers one small value per worker: sends this worker's value and waits for the others'.
 
@@ -68,12 +75,15 @@ def exchange(
         timeout: seconds to wait for the other workers; None waits as long as they are alive.
         objects: whether to accept any value that can be pickled, if the workers share a secret. Unpickling
             runs code of the worker that sent the value. All workers must pass the same.
+        call: the call of the user's program that exchanges, if it is one: "barrier".
+        what: what is exchanged, for the error of workers that exchange different things.
 
     Returns:
         The values, by worker.
 
     Raises:
         PeerMissingError: a worker is lost, or sent no value in time.
+        OperationMismatchError: another worker does not exchange this, but does something else.
         AuthenticationError: a value was not sent by a worker of this job.
         ConfigurationError: the workers are not connected, or a worker's value cannot be sent; all raise it.
         NotPlainError: without `objects`, `encode` does not accept the value.
@@ -89,7 +99,8 @@ def exchange(
     signed = connected.secret is not None
     body = _written(value, signed=signed, objects=objects)
     with events.waiting_for_others():
-        found = connected.all_gather(body.encode(), timeout)
+        operation = words(f"{call}\n{what or 'an exchange'}")
+        found = connected.all_gather(body.encode(), timeout, operation=operation)
     texts = [each.decode("ascii", "replace") for each in found]
     return [_read(text, worker, pickled=objects and signed) for worker, text in enumerate(texts)]
 

@@ -17,7 +17,8 @@ from dtrain.errors import DataError
 from dtrain.keras_engine.feed.sources import SplitIterator
 from dtrain.keras_engine.groups import GroupIterator
 from dtrain.keras_engine.layers_trial import check_predictions
-from dtrain.keras_engine.loop import TARGET_SECONDS, GroupCall
+from dtrain.keras_engine.loop import TARGET_SECONDS, GroupCall, loop_of
+from dtrain.keras_engine.operation import note_call
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.replica_calls import watch
 from dtrain.keras_engine.rows import Split, joined_rows, local_parts, to_tensors, without_optionals
@@ -174,6 +175,8 @@ class PredictFunction:
         Raises:
             DataError: with several workers, an output is sparse or text.
         """
+        if not loop_of(self._model).kind:
+            note_call(self._layout, "predict_on_batch")
         parts = [self._parts(batch) for batch in batches]
         if not self._checked:
             self._checked = True

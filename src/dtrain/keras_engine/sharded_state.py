@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dtrain.errors import PeerMissingError
+from dtrain.errors import OperationMismatchError, PeerMissingError
 from dtrain.keras_engine.context import all_reduce_sum, local_update
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
@@ -212,9 +212,9 @@ def _meet_to_save(layout: ReplicaLayout) -> None:
     """
     missing = ""
     try:
-        if set(exchange(layout, _SAVING, timeout=SAVE_SECONDS)) != {_SAVING}:
+        if set(exchange(layout, _SAVING, timeout=SAVE_SECONDS, call="save")) != {_SAVING}:
             missing = "another worker is doing something else"
-    except PeerMissingError as error:
+    except (PeerMissingError, OperationMismatchError) as error:
         missing = error.message
     if missing:
         raise PeerMissingError(

@@ -20,6 +20,7 @@ from dtrain.keras_engine.gradients import SparseGradients
 from dtrain.keras_engine.groups import GroupIterator
 from dtrain.keras_engine.loop import Call, LocalState, loop_of
 from dtrain.keras_engine.losses_and_metrics import follow_from_variables
+from dtrain.keras_engine.operation import note_call
 from dtrain.keras_engine.protocol import ReplicaLayout, communication_clock, waiting_clock
 from dtrain.keras_engine.rows import Split, local_parts, local_specs, rows_of, to_tensors
 from dtrain.keras_engine.runs import Run, RunResult, can_loop
@@ -80,6 +81,8 @@ class StepFunction:
             StopIteration: if the iterator has no batch left.
         """
         planned = isinstance(iterator, Call)
+        if not planned and not loop_of(self._model).kind:
+            note_call(self._layout, "train_on_batch" if self._training else "test_on_batch")
         call = iterator if planned else Call(iterator, self._model.steps_per_execution)
         iterator = call.iterator
         ran, call.ran = _NO_STEPS, 0

@@ -7,7 +7,6 @@ source opens a position is not decided here, but in the files of the sources.
 from __future__ import annotations
 
 import contextlib
-import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -15,19 +14,16 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain import events
-from dtrain.errors import DataError
 from dtrain.keras_engine.asynchronous.epochs import make_asynchronous_epochs
 from dtrain.keras_engine.feed import sources
-from dtrain.keras_engine.feed.position import DataPosition, restored
+from dtrain.keras_engine.feed.position import DataPosition
+from dtrain.keras_engine.feed.resumption import ResumableFeed
 from dtrain.keras_engine.groups import GroupIterator, Groups, batch_size_of, can_be_grouped
 from dtrain.keras_engine.loop import Call, CallSize, GroupCall, LastStep, current_loop
 from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, layout_of
-from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
 from dtrain.upstream.reach import makes
-
-_Base: Any = object  # type checkers do not know Keras' iterator, the next base class of `EpochIterator`
 
 
 @makes(keras_names.EPOCH_ITERATOR)
@@ -45,7 +41,7 @@ def make_epoch_iterator(original: Any) -> Any:
     return EpochIterator
 
 
-class DataFeed(_Base):  # type: ignore[misc]
+class DataFeed(ResumableFeed):
     """The data of one `fit`, `evaluate` or `predict`, in epochs.
 
     Each iteration over it is an epoch, whose `next` is a call of the train function with its batches.
@@ -97,6 +93,7 @@ class DataFeed(_Base):  # type: ignore[misc]
         self._first = 0  # the step at which the running epoch began here
         self._done = 0  # steps of the running epoch that are done; the number of the next step
         self._running = False  # whether an epoch has begun and not ended
+        self._ended_by_next = False  # whether the loop over its calls has ended by itself
         self._over = False  # whether the running epoch has found the end of the data
         self._passes = 0  # passes over the data that have begun
         self._made = 0  # iterators over the data, including those that were never read
@@ -144,17 +141,22 @@ class DataFeed(_Base):  # type: ignore[misc]
             self._prepared = 0, self._enumerate_iterator()
         self._first, self._epoch_iterator = self._prepared
         self._prepared = None
-        self._done, self._running = self._first, True
+        self._done, self._running, self._ended_by_next = self._first, True, False
+        self._loop.begin_epoch(self._epochs)
         self._loop.local.open()
         return self
 
     def __next__(self) -> Any:
+        if not self._loop.begin_call():
+            self._ended_by_next = True
+            raise StopIteration
         self._note_call()
         if self._at_rest():
             self._pause()
         try:
             item = next(self._epoch_iterator)
         except StopIteration:
+            self._ended_by_next = True
             self._end_epoch()
             raise
         if self._current_iterator is not self._reading:
@@ -174,6 +176,8 @@ class DataFeed(_Base):  # type: ignore[misc]
         with super().catch_stop_iteration():
             try:
                 yield
+                if not self._ended_by_next:  # Keras was told to stop
+                    self._loop.stop_with_others(self)
             except (StopIteration, tf.errors.OutOfRangeError):
                 # The train function found the end of the data: its call counts as one step, as in Keras.
                 self._over = True
@@ -315,86 +319,3 @@ class DataFeed(_Base):  # type: ignore[misc]
             batches=self._batches,
         )
         return position.saved(self._source.state(), self._fingerprint)
-
-    def open(self, saved: dict[str, Any]) -> None:
-        """Resumes at a position: the next epoch, or a running one that has read nothing, continues there.
-
-        Args:
-            saved: what `position` returned.
-
-        Raises:
-            DataError: it is a position in other data, or the data end before it.
-            RuntimeError: batches have been read already.
-        """
-        if self._batches:
-            raise RuntimeError("open was called after training had begun")
-        position = restored(saved, self._fingerprint)
-        self._epochs = position.epochs
-        before = self._source.dataset
-        with self._source.open(position, saved["source"]) as rest:
-            if self._source.dataset is not before:
-                self._distributed_dataset = self._divided(self._source.dataset)
-            steps = self._replay(position) if rest is None else self._begin_at(position, rest)
-        self._passes, self._made, self._batches = position.passes, position.made, position.batches
-        if self._running:
-            self._epoch_iterator = steps
-            self._first = self._done = position.steps
-        else:
-            self._prepared = position.steps, steps
-
-    def _begin_at(self, position: DataPosition, rest: Any) -> Iterator[Any]:
-        """The calls of the epoch that continues at a position; `rest` holds the rest of its pass."""
-        self._num_batches, self._passes = position.num_batches, position.passes
-        self._steps_seen = position.taken if position.goes_on else 0
-        self._current_iterator = None
-        if position.steps and not position.over:
-            self.data_adapter.on_epoch_begin()
-        if position.within_pass:
-            whole = rest is self._source.dataset
-            self._current_iterator = iter(self._distributed_dataset if whole else self._divided(rest))
-            self._reading = self._current_iterator
-        if position.over:
-            return iter(())
-        return self._calls(position.steps) if position.steps else self._enumerate_iterator()
-
-    def _replay(self, position: DataPosition) -> Iterator[Any]:
-        """As `_begin_at`, for a source that must be read again from its beginning, in the same order."""
-        logger.info(
-            "%s cannot begin elsewhere than at its beginning: it is replayed; %d batches are read again.",
-            self._source.kind.capitalize(),
-            position.batches,
-        )
-        begun = time.monotonic()
-        self._replayed = position
-        try:
-            for _ in range(position.whole_epochs):
-                self._replay_epoch()
-            steps: Iterator[Any] = iter(()) if position.over else self._enumerate_iterator()
-            for _ in range(0, position.steps if not position.over else 0, self.steps_per_execution):
-                self._read(next(steps)[2])
-        except (StopIteration, tf.errors.OutOfRangeError):
-            raise DataError(
-                f"{self._source.kind.capitalize()} ended before the place where the checkpoint was written.",
-                hint="Give fit the same data as before.",
-            ) from None
-        finally:
-            self._replayed = None
-        logger.info("Read again in %.1f s.", time.monotonic() - begun)
-        return steps
-
-    def _replay_epoch(self) -> None:
-        """Reads an epoch's batches as `fit` would, and drops them."""
-        with upstream_keras.epoch_iterator_base().catch_stop_iteration(self):
-            for _, _, iterator in self._enumerate_iterator():
-                try:
-                    self._read(iterator)
-                except tf.errors.OutOfRangeError:
-                    raise StopIteration from None
-
-    def _read(self, iterator: Any) -> None:
-        """Reads and drops the batches of one call of the train function; raises if the data have ended."""
-        self._reading = iterator
-        next(iterator)
-        with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
-            for _ in range(self.steps_per_execution - 1):
-                next(iterator)

@@ -1,0 +1,122 @@
+"""The operations that this worker is in, such as an `evaluate` within an epoch of a `fit`.
+
+All workers of a job do the same operations in the same order; `cluster/operations.py` compares them. Here
+they get their words, and the loops of `fit` and `evaluate` agree on the call after which all workers stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from dtrain.cluster import operations, peers
+from dtrain.cluster.peers import Peers
+from dtrain.errors import DtrainError
+from dtrain.keras_engine.protocol import ReplicaLayout
+
+
+@dataclass(eq=False)
+class Operation:
+    """A call of `fit`, `evaluate` or `predict` that runs.
+
+    Attributes:
+        name: "fit", "evaluate" or "predict".
+        peers: the connections to the other workers.
+        epoch: the number of the running epoch of a `fit`, from 1; 0 before the first.
+        loop: the number of the running loop over batches, the same on every worker.
+    """
+
+    name: str
+    peers: Peers
+    epoch: int = 0
+    loop: int = -1
+
+    def __str__(self) -> str:
+        return f"{self.name} (epoch {self.epoch})" if self.epoch else self.name
+
+    def begin_loop(self, epoch: int = 0) -> None:
+        """Begins a loop over batches; in a `fit`, that of an epoch."""
+        self._close()
+        self.epoch = epoch
+        self.loop = self.peers.begin(words("\nloop"))
+        self.peers.open_loop(self.loop)
+
+    def begin_call(self) -> bool:
+        """Begins the next call of the loop; False if the workers have agreed to stop before it."""
+        return self.peers.begin_call(self.loop)
+
+    def stop(self) -> None:
+        """Agrees with the other workers on the last call of the loop; `begin_call` is False after it."""
+        self.peers.stop(self.loop)
+
+    def _close(self) -> None:
+        if self.loop >= 0:
+            self.peers.close_loop(self.loop)
+
+
+_running: ContextVar[tuple[Operation, ...]] = ContextVar("operations", default=())
+
+
+def words(call: str = "") -> str:
+    """What this worker does, for messages: "is in evaluate within fit (epoch 3)".
+
+    Args:
+        call: a further call, within the operations that run. After a line break, the name of an exchange,
+            which is shown only where nothing else differs.
+    """
+    call, line, exchange = call.partition("\n")
+    names = [call] if call else []
+    names += [str(each) for each in reversed(_running.get())]
+    return f"is in {' within '.join(names) or 'an exchange of values'}{line}{exchange}"
+
+
+@contextlib.contextmanager
+def operation(layout: ReplicaLayout | None, name: str) -> Iterator[None]:
+    """A context in which this worker does an operation, as all workers must.
+
+    With one worker, and without a layout, nothing is compared.
+
+    Raises:
+        OperationMismatchError: another worker does something else.
+        PeerMissingError: an error has ended another worker's operation, or the worker is lost.
+    """
+    connected = _connected(layout)
+    if connected is None:
+        yield
+        return
+    own = Operation(name, connected)
+    token = _running.set((*_running.get(), own))
+    try:
+        connected.begin(words())
+        yield
+    except Exception:
+        # The others may wait for this worker inside the operation. If they know, this raises.
+        with contextlib.suppress(DtrainError):
+            connected.begin(f"{operations.FAILED}{own} because of an error")
+        raise
+    finally:
+        own._close()
+        _running.reset(token)
+
+
+def current_operation() -> Operation | None:
+    """The innermost operation that runs in this thread; None with one worker."""
+    running = _running.get()
+    return running[-1] if running else None
+
+
+def note_call(layout: ReplicaLayout | None, name: str) -> None:
+    """Notes a call on one batch, such as `train_on_batch`, which all workers must make.
+
+    Raises:
+        OperationMismatchError, PeerMissingError: as `operation`.
+    """
+    connected = _connected(layout)
+    if connected is not None:
+        connected.begin(words(name))
+
+
+def _connected(layout: ReplicaLayout | None) -> Peers | None:
+    return None if layout is None or layout.workers == 1 else peers.connected()
