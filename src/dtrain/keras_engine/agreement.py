@@ -14,24 +14,51 @@ import keras
 import tensorflow as tf
 
 from dtrain.keras_engine.callbacks import Stateless, has_hook, passes_on
+from dtrain.keras_engine.operation import current_operation
 from dtrain.keras_engine.peer_exchange import NotPlainError, encode, exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.upstream import keras as upstream_keras
 
 
-def first_workers(layout: ReplicaLayout | None, logs: Any) -> Any:
-    """The logs of the first worker; every worker must call it. Other values than a dictionary are returned.
+def end_of_data(layout: ReplicaLayout | None, logs: Any = None) -> Any:
+    """Compares what the workers have read in an epoch, `evaluate` or `predict`; every worker must call it.
 
     Args:
         layout: the layout of the strategy.
-        logs: this worker's logs, a dictionary of numbers or of what `encode` accepts.
+        logs: as for `first_workers`.
+
+    Returns:
+        The logs of the first worker.
+
+    Raises:
+        DataError: the workers have read different batches.
     """
     if layout is None or layout.workers == 1:
         return logs
-    found = exchange(layout, _plain(logs) if isinstance(logs, Mapping) else None, what="logs")[0]
+    running = current_operation()
+    feed = None if running is None else running.feed
+    plain = _plain(logs) if isinstance(logs, Mapping) else None
+    found = exchange(layout, (None if feed is None else feed.read(), plain), what="the end of its batches")
+    if feed is not None:
+        feed.check_read([read for read, _ in found])
+    return _with_own(layout, found[0][1], logs)
+
+
+def first_workers(layout: ReplicaLayout, logs: Any) -> Any:
+    """The logs of the first worker; every worker must call it. Other values than a dictionary are returned.
+
+    Args:
+        layout: the layout of the strategy, of several workers.
+        logs: this worker's logs, a dictionary of numbers or of what `encode` accepts.
+    """
+    plain = _plain(logs) if isinstance(logs, Mapping) else None
+    return _with_own(layout, exchange(layout, plain, what="logs")[0], logs)
+
+
+def _with_own(layout: ReplicaLayout, found: Any, logs: Any) -> Any:
+    """The first worker's logs, with this worker's values of what cannot be sent."""
     if layout.worker == 0 or found is None or not isinstance(logs, Mapping):
         return logs
-    # What cannot be sent stays each worker's own.
     return {**found, **{name: value for name, value in logs.items() if name not in found and _own(value)}}
 
 

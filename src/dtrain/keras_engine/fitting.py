@@ -19,7 +19,7 @@ import tensorflow as tf
 from dtrain import events
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.accumulation import MicroBatchSums, abandon, can_sum_locally
-from dtrain.keras_engine.agreement import EpochAgreement, first_workers
+from dtrain.keras_engine.agreement import EpochAgreement, end_of_data
 from dtrain.keras_engine.asynchronous.fitting import prepare_fit, prepare_without_training
 from dtrain.keras_engine.callbacks import (
     expanded,
@@ -219,8 +219,8 @@ def _evaluated_or_predicted(original: Callable[..., Any], self: Any, call: inspe
     loop = Loop(kind=kind, model=self, every_batch=every_batch, epochs=1, callbacks=callbacks)
     with loop.running():
         found = original(*call.args, **call.kwargs)
-        if kind == "predict" and layout is not None:
-            exchange(layout, None, what="the end of predict")  # nobody predicted something else meanwhile
+        if kind == "predict":
+            end_of_data(layout)
     return found
 
 
@@ -299,7 +299,7 @@ def epoch_logs(original: Callable[..., Any], self: Any, logs: Any) -> Any:
             elif not (isinstance(logs, dict) and set(logs) == set(found)):
                 # As in Keras: if a custom step returned logs of other names than the metrics', its are kept.
                 found = logs
-    return first_workers(layout, found)
+    return end_of_data(layout, found)
 
 
 def _check_counts(arguments: Mapping[str, Any]) -> None:

@@ -175,8 +175,10 @@ class Loop:
         """The operation of this loop, if several workers agree on its end."""
         return None if self.kind == "predict" else current_operation()
 
-    def begin_epoch(self, ended: int) -> None:
-        """Notes that an epoch begins, after so many that have ended."""
+    def begin_epoch(self, feed: Any, ended: int) -> None:
+        """Notes that an epoch over a data feed begins, after so many that have ended."""
+        if (running := current_operation()) is not None:
+            running.feed = feed
         if (operation := self.operation) is not None:
             operation.begin_loop(self.first_epoch + ended if self.kind == "fit" else 0)
 

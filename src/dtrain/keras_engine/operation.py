@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 from dtrain.cluster import operations, peers
 from dtrain.cluster.peers import Peers
@@ -25,6 +26,7 @@ class Operation:
         name: "fit", "evaluate" or "predict".
         peers: the connections to the other workers.
         epoch: the number of the running epoch of a `fit`, from 1; 0 before the first.
+        feed: the data feed that it reads; None before the first batch.
         loop: the number of the running loop over batches, the same on every worker.
     """
 
@@ -32,6 +34,7 @@ class Operation:
     peers: Peers
     epoch: int = 0
     loop: int = -1
+    feed: Any = None
 
     def __str__(self) -> str:
         return f"{self.name} (epoch {self.epoch})" if self.epoch else self.name
@@ -40,7 +43,7 @@ class Operation:
         """Begins a loop over batches; in a `fit`, that of an epoch."""
         self._close()
         self.epoch = epoch
-        self.loop = self.peers.begin(words("\nloop"))
+        self.loop = self.peers.begin(words("\nits batches"))
         self.peers.open_loop(self.loop)
 
     def begin_call(self) -> bool:

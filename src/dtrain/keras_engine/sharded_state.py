@@ -27,7 +27,6 @@ from dtrain.upstream.tensorflow import underlying
 
 SAVE_SECONDS = 60.0
 _AT_ONCE = 64 * 2**20  # bytes of variables that one gather fetches when saving
-_SAVING = "saving divided state"
 
 
 @dataclass
@@ -176,7 +175,7 @@ def save_own(original: Callable[..., Any], self: Any, store: Any) -> Any:
     """An optimizer's `save_own_variables`: saves the whole state, from all workers.
 
     Raises:
-        PeerMissingError: not all workers are saving.
+        PeerMissingError, OperationMismatchError: not all workers are saving.
     """
     found = _plan_of(self)
     if found is None or found[0].layout.workers == 1:
@@ -208,21 +207,18 @@ def _meet_to_save(layout: ReplicaLayout) -> None:
     """Waits until all workers save, because gathering would hang if a worker did not take part.
 
     Raises:
-        PeerMissingError: a worker does not save within `SAVE_SECONDS`, or does something else.
+        PeerMissingError: a worker is lost, or does not save within `SAVE_SECONDS`.
+        OperationMismatchError: a worker does something else.
     """
-    missing = ""
     try:
-        if set(exchange(layout, _SAVING, timeout=SAVE_SECONDS, call="save")) != {_SAVING}:
-            missing = "another worker is doing something else"
+        exchange(layout, None, timeout=SAVE_SECONDS, call="save")
     except (PeerMissingError, OperationMismatchError) as error:
-        missing = error.message
-    if missing:
-        raise PeerMissingError(
-            "A model whose optimizer state is divided over the workers must be saved by all of them: "
-            f"{missing}",
+        raise type(error)(
+            "A model whose optimizer state is divided over the workers must be saved by all of them. "
+            f"{error.message}",
             hint="call save in every worker (each writes the whole model, to the same path if you like); "
             "ModelCheckpoint and dtrain.BackupAndRestore do, Keras' BackupAndRestore does not",
-        )
+        ) from None
 
 
 def _gathered(plan: ShardingPlan, slots: list[Any]) -> Iterator[Any]:

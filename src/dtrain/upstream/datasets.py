@@ -126,6 +126,11 @@ class Stage:
     reads_state: bool = False
 
     @property
+    def draws(self) -> bool:
+        """Whether the stage's functions draw random numbers."""
+        return any(each.startswith(_DRAWING) for each in self.operations)
+
+    @property
     def python(self) -> bool:
         """Whether the stage calls Python."""
         return not _PYTHON.isdisjoint(self.operations)

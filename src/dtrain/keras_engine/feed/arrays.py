@@ -25,6 +25,7 @@ import tensorflow as tf
 from dtrain.example_order import LARGEST_SEED, ArrayOrder
 from dtrain.keras_engine.feed.passes import ArrayRows, BufferedPasses, Passes, RowReader, rows_between
 from dtrain.keras_engine.feed.position import DataPosition
+from dtrain.keras_engine.feed.same_examples import ArrayDigest, digest_of
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.rows import BatchParts, map_leaves, present_leaves, row_bytes, unconverted
@@ -111,6 +112,10 @@ class ArraySource:
                 specs = str(tf.nest.map_structure(lambda leaf: (leaf.shape, leaf.dtype), self._values))
                 make = _traced(batches, kind, specs).get_concrete_function(self._values, self._handle)
             return make(self._values, self._handle)
+
+    def digest(self) -> ArrayDigest | None:
+        """The digest of the arrays, the same on every worker that has the same; None for sparse ones."""
+        return digest_of(self._leaves, self._rows)
 
     @property
     def fingerprint(self) -> dict[str, Any]:

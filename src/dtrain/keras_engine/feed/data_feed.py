@@ -18,6 +18,7 @@ from dtrain.keras_engine.asynchronous.epochs import make_asynchronous_epochs
 from dtrain.keras_engine.feed import sources
 from dtrain.keras_engine.feed.position import DataPosition
 from dtrain.keras_engine.feed.resumption import ResumableFeed
+from dtrain.keras_engine.feed.same_examples import check_counts, check_first_batches, check_same_data
 from dtrain.keras_engine.groups import GroupIterator, Groups, batch_size_of, can_be_grouped
 from dtrain.keras_engine.loop import Call, CallSize, GroupCall, LastStep, current_loop
 from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, layout_of
@@ -78,8 +79,9 @@ class DataFeed(ResumableFeed):
             "steps_per_epoch": self.steps_per_epoch,
             "shapes and types": str(self.element_spec),
         }
-        if layout is not None:
-            sources.check_same_data(dataset, self.steps_per_epoch, layout)
+        if layout is not None and layout.workers > 1 and not sources.divided_by_tensorflow(dataset, layout):
+            digest = getattr(self._source, "digest", lambda: None)
+            check_same_data(dataset, self.steps_per_epoch, layout, digest)
         self._distributed_dataset = self._divided(dataset)
         if layout is not None and isinstance(self._distributed_dataset, tf.distribute.DistributedDataset):
             self._num_batches = sources.common_steps(self._distributed_dataset, layout)
@@ -98,6 +100,7 @@ class DataFeed(ResumableFeed):
         self._passes = 0  # passes over the data that have begun
         self._made = 0  # iterators over the data, including those that were never read
         self._batches = 0  # batches of all epochs that are done
+        self._digests: list[list[int]] | None = None  # of the first batch of the pass
         self._reading: Any = None  # the last iterator from which a batch was read
         self._prepared: tuple[int, Iterator[Any]] | None = None  # the next epoch's first step and its calls
         self._call: Call | None = None  # the last call, until its result is noted
@@ -142,7 +145,7 @@ class DataFeed(ResumableFeed):
         self._first, self._epoch_iterator = self._prepared
         self._prepared = None
         self._done, self._running, self._ended_by_next = self._first, True, False
-        self._loop.begin_epoch(self._epochs)
+        self._loop.begin_epoch(self, self._epochs)
         self._loop.local.open()
         return self
 
@@ -162,6 +165,7 @@ class DataFeed(ResumableFeed):
         if self._current_iterator is not self._reading:
             self._reading = self._current_iterator
             self._passes += 1
+            self._digests = None
         steps = self.steps_per_execution if self._call is None else self._call.steps
         self._done = item[0] + steps
         self._batches += steps
@@ -200,6 +204,23 @@ class DataFeed(ResumableFeed):
             self._current_iterator = iter(self._get_iterator())
             self._steps_seen = 0
         yield from self._calls(0)
+
+    # --- what the workers compare
+
+    def read(self) -> list[Any]:
+        """What this worker has read: the number of batches, and the digests of the first one if known."""
+        return [self._batches, self._digests]
+
+    def check_read(self, everyone: list[Any]) -> None:
+        """Compares what each worker has read.
+
+        Raises:
+            DataError: the workers have read different batches.
+        """
+        check_counts([count for count, _ in everyone])
+        digests = [each for _, each in everyone]
+        if all(each is not None for each in digests):
+            check_first_batches(digests, self._source.dataset)
 
     def _get_iterator(self) -> Any:
         self._made += 1
@@ -264,6 +285,9 @@ class DataFeed(ResumableFeed):
     def _note_call(self) -> None:
         """Corrects the counts after the last call, which ran fewer steps than planned if the data ended."""
         call, self._call = self._call, None
+        first = getattr(self._distributed_dataset, "first", None)
+        if first is not None and self._digests is None and self._reading is not None:
+            self._digests = first.digests()  # before the iterator of the next pass can read another one
         if call is not None and call.ran is not None:
             self._call_size.note(call)
             self._take_back(call.unmade)

@@ -24,12 +24,12 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from dtrain.errors import DataError
 from dtrain.keras_engine.feed.arrays import ArraySource
 from dtrain.keras_engine.feed.datasets import PipelineSource, ReplayedSource
 from dtrain.keras_engine.feed.passes import BatchBuffer, Pass, RowReader
 from dtrain.keras_engine.feed.position import DataPosition
 from dtrain.keras_engine.feed.py_datasets import PyDatasetSource, can_be_opened
+from dtrain.keras_engine.feed.same_examples import FirstBatch
 from dtrain.keras_engine.input_advice import counts_for_sure, may_be_buffered
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, own_positions, own_split
@@ -39,10 +39,8 @@ from dtrain.log import logger
 from dtrain.upstream import datasets as upstream_datasets
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
-from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import replaces
 
-_OWN_POLICIES = (tf.data.experimental.AutoShardPolicy.FILE, tf.data.experimental.AutoShardPolicy.OFF)
 _LONGEST = 70.0  # seconds; the thread of TensorFlow's iterator sleeps for at most a minute
 
 _ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -130,7 +128,7 @@ def divided(dataset: Any, source: Source, strategy: Any, grouped: Callable[[Any]
         A `SplitDataset`, or a `tf.distribute.DistributedDataset` if TensorFlow divides the dataset.
     """
     layout = layout_of(strategy)
-    if layout is None or _divided_by_tensorflow(dataset, layout):
+    if layout is None or divided_by_tensorflow(dataset, layout):
         given = isinstance(dataset, tf.distribute.DistributedDataset)
         return dataset if given else strategy.experimental_distribute_dataset(dataset)
     exact = source.counted or counts_for_sure(dataset)
@@ -139,12 +137,16 @@ def divided(dataset: Any, source: Source, strategy: Any, grouped: Callable[[Any]
     return SplitDataset(dataset, layout, exact=exact, own=own, grouped=grouped)
 
 
-def _divided_by_tensorflow(dataset: Any, layout: ReplicaLayout) -> bool:
-    """Whether TensorFlow has divided a dataset, or its options ask for a division by files or by the user."""
+def divided_by_tensorflow(dataset: Any, layout: ReplicaLayout) -> bool:
+    """Whether TensorFlow has divided a dataset, or its options ask for a division by files.
+
+    Under OFF, as TensorFlow reads it, every worker would train on all examples, as often as there are
+    replicas. It is most often set to silence a warning.
+    """
     if isinstance(dataset, tf.distribute.DistributedDataset):
         return True
     policy = dataset.options().experimental_distribute.auto_shard_policy
-    return layout.workers > 1 and policy in _OWN_POLICIES
+    return layout.workers > 1 and policy == tf.data.experimental.AutoShardPolicy.FILE
 
 
 class SplitDataset:
@@ -162,6 +164,7 @@ class SplitDataset:
 
     Attributes:
         element_spec: the spec of a global batch.
+        first: the digest of the first batch; None if this process reads its own part only.
     """
 
     def __init__(
@@ -179,6 +182,7 @@ class SplitDataset:
         self._grouped = grouped
         if own is None:
             own = dataset if self._whole else own_split(dataset, layout)
+        self.first = FirstBatch(dataset) if own is None and layout.workers > 1 else None
         self._parts = self._split(layout) if own is None else own
         self._exact = exact
         self._counted = exact or int(dataset.cardinality()) >= 0
@@ -189,8 +193,17 @@ class SplitDataset:
         if layout.workers > 1:
             # All workers must see the same batches in the same order.
             options.deterministic = True
-        dataset = self._dataset
-        split = dataset.map(lambda *batch: tuple(split_batch(packed(batch, self.element_spec), layout)))
+        dataset, first = self._dataset, self.first
+
+        def parts(*batch: Any) -> Any:
+            return tuple(split_batch(packed(batch, self.element_spec), layout))
+
+        def noted_parts(number: Any, batch: Any) -> Any:
+            batch = batch if isinstance(batch, tuple) else (batch,)
+            with tf.control_dependencies([first.note(number, batch)]):  # type: ignore[union-attr]
+                return parts(*batch)
+
+        split = dataset.map(parts) if first is None else dataset.enumerate().map(noted_parts)
         split = split.with_options(options)
         return split.prefetch(tf.data.AUTOTUNE) if may_be_buffered(dataset) else split
 
@@ -318,41 +331,6 @@ def _finish(thread: threading.Thread) -> None:
         logger.warning("An iterator over data does not end: something that it reads from is stuck.")
 
 
-def check_same_data(dataset: Any, steps: int | None, layout: ReplicaLayout) -> None:
-    """Refuses data that differ between workers, if each worker takes its part of the same global batches.
-
-    Every worker must call it.
-
-    Args:
-        dataset: this worker's dataset.
-        steps: `steps_per_epoch`, or None.
-        layout: how the replicas are distributed.
-
-    Raises:
-        DataError: the data differ; it is raised on every worker and names what differs.
-    """
-    if layout.workers == 1 or _divided_by_tensorflow(dataset, layout):
-        return
-    mine = {
-        "the number of batches": int(dataset.cardinality()),
-        "steps per epoch": steps,
-        "shapes and types": str(dataset.element_spec),
-        "the seed of TensorFlow's random numbers": upstream_tf.global_seed(),
-    }
-    everyone = exchange(layout, mine)
-    for what in mine:
-        found = [theirs[what] for theirs in everyone]
-        if any(value != found[0] for value in found):
-            each = "; ".join(f"worker {worker}: {value}" for worker, value in enumerate(found))
-            raise DataError(
-                f"The workers' data differ in {what} ({each}), but each takes its part of the same batches.",
-                hint=(
-                    "give every worker the same dataset and the same seed, unsharded; data sharded by "
-                    "worker already go through strategy.distribute_datasets_from_function"
-                ),
-            )
-
-
 def common_steps(dataset: Any, layout: ReplicaLayout) -> int | None:
     """The steps of a distributed dataset until the longest worker's data end; None if not known.
 
@@ -365,7 +343,7 @@ def common_steps(dataset: Any, layout: ReplicaLayout) -> int | None:
     own = int(dataset.cardinality)
     if own >= 0 and upstream_datasets.yields_replica_batches(dataset):
         own = -(-own // layout.local_replicas)
-    counts = exchange(layout, own)
+    counts = exchange(layout, own, what="the number of batches")
     return None if min(counts) < 0 else max(counts)
 
 
