@@ -115,6 +115,8 @@ def test_what_workers_save_together_is_the_whole_state(reports: list[dict[str, A
 
 def test_the_error_of_a_worker_that_saves_alone(reports: list[dict[str, Any]]) -> None:
     said = [report["alone_saving"] for report in reports]
-    assert said[0].startswith("OperationMismatchError: A model whose optimizer state is divided over the workers")
+    assert said[0].startswith(
+        "OperationMismatchError: A model whose optimizer state is divided over the workers"
+    )
     assert "\nHint: call save in every worker" in said[0]
     assert all("worker 0 is in save, worker 1 in barrier: is one of them behind" in each for each in said)
