@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,6 +66,23 @@ def cases() -> dict[str, Any]:
         values = {"a": x[:, :2], "text": text[:, None]}
         return tf.data.Dataset.from_tensor_slices((values, y)).batch(16)
 
+    def distributed(of_worker: bool, arrays: Any = (x, y)) -> Any:
+        def make(context: Any) -> Any:
+            pipelines, number = context.num_input_pipelines, context.input_pipeline_id
+            return (rows(*arrays).shard(pipelines, number) if of_worker else rows(*arrays)).batch(8)
+
+        return strategy.distribute_datasets_from_function(make)
+
+    def by_file(*files: list[Any]) -> Any:
+        folder = Path(tempfile.mkdtemp())
+        for number, numbers in enumerate(files):
+            (folder / f"{number}.txt").write_text("".join(f"{each}\n" for each in numbers))
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
+        lines = tf.data.TextLineDataset(sorted(map(str, folder.iterdir())))
+        numbers = lines.map(lambda line: tf.fill([3], tf.strings.to_number(line))).batch(8)
+        return numbers.map(lambda a: (a, a[:, :1])).with_options(options)
+
     words = np.array([f"w{i}" for i in range(64)])
     off = tf.data.Options()
     off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -84,6 +103,10 @@ def cases() -> dict[str, Any]:
         "endless": lambda: fit(rows().repeat().batch(16), steps_per_epoch=3, epochs=3),
         "evaluate": lambda: bool(model.evaluate(rows().batch(16), verbose=0) > 0),
         "predict": lambda: len(model.predict(rows(x).batch(16), verbose=0)) == 64,
+        "own distribution": lambda: fit(distributed(True)),
+        "own distribution of constant rows": lambda: fit(distributed(False, (x * 0 + 1, y * 0))),
+        "by file": lambda: fit(by_file([*range(16)], [*range(16, 32)]), epochs=2),
+        "by file, a few different rows": lambda: fit(by_file([0, 1] * 8, [0, 1] * 8)),
         # What follows differs between the workers.
         "arrays by rank": lambda: fit(x[rank::2], y[rank::2]),
         "arrays drawn": lambda: fit(own.normal(size=(64, 3)), y),
@@ -97,6 +120,8 @@ def cases() -> dict[str, Any]:
         "evaluate on halves": lambda: model.evaluate(x[rank * 32 :][:32], y[rank * 32 :][:32], verbose=0),
         "evaluate a shard": lambda: model.evaluate(rows().shard(2, rank).batch(16), verbose=0),
         "predict a shard": lambda: model.predict(rows(x).shard(2, rank).batch(16), verbose=0),
+        "own distribution of everything": lambda: fit(distributed(False)),
+        "evaluate everything": lambda: model.evaluate(distributed(False), verbose=0),
         "afterwards": lambda: fit(x, y),
     }
     seen: dict[str, Any] = {}
@@ -118,7 +143,8 @@ def seen() -> list[dict[str, Any]]:
     [
         "arrays", "shuffled arrays", "dataset", "shuffled dataset", "augmented by TensorFlow",
         "augmented by NumPy", "constant rows in shards", "names and text", "a common seed", "with OFF",
-        "endless", "evaluate", "predict", "afterwards",
+        "endless", "evaluate", "predict", "own distribution", "own distribution of constant rows", "by file",
+        "by file, a few different rows", "afterwards",
     ],
 )  # fmt: skip
 def test_the_same_examples_are_no_error(seen: list[dict[str, Any]], case: str) -> None:
@@ -148,3 +174,10 @@ def test_other_examples_on_one_worker(seen: list[dict[str, Any]], case: str, cau
         assert isinstance(error, str), f"{case}: {error}"
         assert error.startswith("DataError: The workers"), error
         assert cause in error and "set_random_seed" in error
+
+
+@pytest.mark.parametrize("case", ["own distribution of everything", "evaluate everything"])
+def test_parts_that_are_the_same(seen: list[dict[str, Any]], case: str) -> None:
+    for worker in seen:
+        assert "DataError: Workers 0 and 1 have read the same 64 examples" in str(worker[case])
+        assert "context.input_pipeline_id" in str(worker[case])

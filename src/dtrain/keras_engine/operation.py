@@ -121,5 +121,17 @@ def note_call(layout: ReplicaLayout | None, name: str) -> None:
         connected.begin(words(name))
 
 
+def note_divided(layout: ReplicaLayout, parts: Any) -> None:
+    """Notes a batch of data that is divided already, which the running operation has read.
+
+    Args:
+        layout: the layout of the strategy.
+        parts: a part for each replica of this worker.
+    """
+    running = current_operation() if layout.workers > 1 else None
+    if running is not None and running.feed is not None:
+        running.feed.note_parts(parts)
+
+
 def _connected(layout: ReplicaLayout | None) -> Peers | None:
     return None if layout is None or layout.workers == 1 else peers.connected()

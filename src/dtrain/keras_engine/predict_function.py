@@ -18,7 +18,7 @@ from dtrain.keras_engine.feed.sources import SplitIterator
 from dtrain.keras_engine.groups import GroupIterator
 from dtrain.keras_engine.layers_trial import check_predictions
 from dtrain.keras_engine.loop import TARGET_SECONDS, GroupCall, loop_of
-from dtrain.keras_engine.operation import note_call
+from dtrain.keras_engine.operation import note_call, note_divided
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.replica_calls import watch
 from dtrain.keras_engine.rows import Split, joined_rows, local_parts, to_tensors, without_optionals
@@ -188,7 +188,9 @@ class PredictFunction:
         if isinstance(batch, Split):
             return tuple(batch.parts)
         if any(isinstance(leaf, tf.distribute.DistributedValues) for leaf in keras.tree.flatten(batch)):
-            return local_parts(self._model.distribute_strategy, batch)
+            parts = local_parts(self._model.distribute_strategy, batch)
+            note_divided(self._layout, parts)
+            return parts
         return split_batch(to_tensors(batch), self._layout)[0]
 
     def _one_batch(self, parts: tuple[Any, ...]) -> Any:

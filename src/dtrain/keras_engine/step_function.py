@@ -20,7 +20,7 @@ from dtrain.keras_engine.gradients import SparseGradients
 from dtrain.keras_engine.groups import GroupIterator
 from dtrain.keras_engine.loop import Call, LocalState, loop_of
 from dtrain.keras_engine.losses_and_metrics import follow_from_variables
-from dtrain.keras_engine.operation import note_call
+from dtrain.keras_engine.operation import note_call, note_divided
 from dtrain.keras_engine.protocol import ReplicaLayout, communication_clock, waiting_clock
 from dtrain.keras_engine.rows import Split, local_parts, local_specs, rows_of, to_tensors
 from dtrain.keras_engine.runs import Run, RunResult, can_loop
@@ -260,7 +260,9 @@ class StepFunction:
         if isinstance(iterator, tf.distribute.DistributedIterator):
             # TensorFlow made the split, so the step finds the global batch's size by an all-reduce.
             specs = (local_specs(strategy, iterator.element_spec), None)
-            return local_parts(strategy, batch), None, specs
+            parts = local_parts(strategy, batch)
+            note_divided(self._layout, parts)
+            return parts, None, specs
         if self._layout.replicas == 1:
             return (to_tensors(batch),), None, None
         return (*split_batch(to_tensors(batch), self._layout), None)

@@ -18,7 +18,13 @@ from dtrain.keras_engine.asynchronous.epochs import make_asynchronous_epochs
 from dtrain.keras_engine.feed import sources
 from dtrain.keras_engine.feed.position import DataPosition
 from dtrain.keras_engine.feed.resumption import ResumableFeed
-from dtrain.keras_engine.feed.same_examples import check_counts, check_first_batches, check_same_data
+from dtrain.keras_engine.feed.same_examples import (
+    OwnRows,
+    check_counts,
+    check_first_batches,
+    check_own,
+    check_same_data,
+)
 from dtrain.keras_engine.groups import GroupIterator, Groups, batch_size_of, can_be_grouped
 from dtrain.keras_engine.loop import Call, CallSize, GroupCall, LastStep, current_loop
 from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, layout_of
@@ -101,6 +107,7 @@ class DataFeed(ResumableFeed):
         self._made = 0  # iterators over the data, including those that were never read
         self._batches = 0  # batches of all epochs that are done
         self._digests: list[list[int]] | None = None  # of the first batch of the pass
+        self._own = OwnRows()
         self._reading: Any = None  # the last iterator from which a batch was read
         self._prepared: tuple[int, Iterator[Any]] | None = None  # the next epoch's first step and its calls
         self._call: Call | None = None  # the last call, until its result is noted
@@ -208,8 +215,12 @@ class DataFeed(ResumableFeed):
     # --- what the workers compare
 
     def read(self) -> list[Any]:
-        """What this worker has read: the number of batches, and the digests of the first one if known."""
-        return [self._batches, self._digests]
+        """What this worker has read: the number of batches, and what is known of the first ones."""
+        return [self._batches, self._digests, self._own.facts()]
+
+    def note_parts(self, parts: Any) -> None:
+        """Notes a batch of data that is divided already: the parts of the replicas of this worker."""
+        self._own.note(parts)
 
     def check_read(self, everyone: list[Any]) -> None:
         """Compares what each worker has read.
@@ -217,10 +228,13 @@ class DataFeed(ResumableFeed):
         Raises:
             DataError: the workers have read different batches.
         """
-        check_counts([count for count, _ in everyone])
-        digests = [each for _, each in everyone]
+        counts, digests, own = zip(*everyone, strict=True)
+        check_counts(counts)
         if all(each is not None for each in digests):
             check_first_batches(digests, self._source.dataset)
+        layout = layout_of(self._distribute_strategy)
+        if layout is not None and self._passes == 1 and any(examples for examples, _ in own):
+            check_own(own, layout)
 
     def _get_iterator(self) -> Any:
         self._made += 1

@@ -16,12 +16,14 @@ import tensorflow as tf
 from dtrain.errors import DataError
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.log import logger
 from dtrain.upstream import datasets as upstream_datasets
 from dtrain.upstream import tensorflow as upstream_tf
 
 _WHOLE_BYTES = 2**20  # arrays of at most so many bytes are compared as a whole
 _ROWS = 64  # rows that are compared of larger ones
 _ENOUGH = 16  # values that are not equal by chance, if they are not all the same
+_DIFFERENT = 8  # different rows, of which two workers do not have the same by chance
 _BUCKETS = 2**62
 _HINT = (
     "give every worker the same data: no shard(), skip() or rank in it, because fit divides each batch; and "
@@ -235,6 +237,64 @@ def check_first_batches(found: Sequence[Any], dataset: Any) -> None:
         f"The workers read other examples, but each takes its part of the same batches: {cause}. The first "
         "batch differs."
     )
+
+
+class OwnRows:
+    """The first rows that this worker has read of a dataset that is divided already, and how many it has."""
+
+    def __init__(self) -> None:
+        self.examples = 0
+        self._hashes: list[int] = []
+
+    def note(self, parts: Sequence[Any]) -> None:
+        """Notes the parts of a batch of the replicas of this worker, nests of tensors."""
+        for part in parts:
+            leaves = [
+                leaf for leaf in tf.nest.flatten(part) if isinstance(leaf, tf.Tensor) and leaf.shape.rank
+            ]
+            rows = int(leaves[0].shape[0] or 0) if leaves else 0
+            self.examples += rows
+            left = min(rows, _ROWS - len(self._hashes))
+            if left <= 0 or any(leaf.shape[0] != rows for leaf in leaves):
+                continue
+            hashes = np.zeros(left, np.uint64)
+            with np.errstate(over="ignore"):
+                for leaf in leaves:
+                    hashes = hashes * np.uint64(3) + _row_hashes(leaf[:left].numpy())
+            self._hashes += [int(each) for each in hashes]
+
+    def facts(self) -> list[Any]:
+        """The number of examples and the hashes of the first rows, for `check_own`."""
+        return [self.examples, self._hashes]
+
+
+def check_own(found: Sequence[Any], layout: ReplicaLayout) -> None:
+    """Refuses data that each worker should have read its own part of, if two have read the same part.
+
+    Few different rows, as in constant data, may be in several parts. So only many count.
+
+    Args:
+        found: what `OwnRows.facts` returned, by worker.
+        layout: how the replicas are distributed.
+
+    Raises:
+        DataError: two have read the same rows, in the same order.
+    """
+    by_rows: dict[tuple[int, ...], int] = {}
+    for worker, (examples, hashes) in enumerate(found):
+        other = by_rows.setdefault(tuple(hashes), worker)
+        if other != worker and len({*hashes}) >= _DIFFERENT and found[other][0] == examples:
+            raise DataError(
+                f"Workers {other} and {worker} have read the same {examples} examples, but the program has "
+                "divided the data, so each must read a part of its own.",
+                hint="in the function of distribute_datasets_from_function, return dataset.shard("
+                "context.num_input_pipelines, context.input_pipeline_id); fit divides each batch of a "
+                "dataset by itself if it is not distributed; AutoShardPolicy.OFF divides nothing",
+            )
+    counts = [examples for examples, _ in found]
+    if layout.worker == 0 and min(counts) * 2 < max(counts):
+        each = ", ".join(f"worker {worker}: {count}" for worker, count in enumerate(counts))
+        logger.warning("The workers' parts of the data differ in size (examples read: %s).", each)
 
 
 def check_counts(found: Sequence[int]) -> None:
