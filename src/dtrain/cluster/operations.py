@@ -29,7 +29,7 @@ _MISMATCH, _LOSS = range(2)  # the number of a frame UNEQUAL: the class of the e
 
 _HINT = (
     "call fit, evaluate, predict, barrier and broadcast on every worker, equally often and in the same "
-    "order; print and write files on the chief alone"
+    "order, with the same data; print and write files on the chief alone"
 )
 _LOSS_HINT = "see why it failed; `dtrain launch` starts all workers again (--max-restarts N)"
 
@@ -45,6 +45,9 @@ class Operations:
         size: the number of workers.
         send: sends a frame to a worker: its number, then the kind, the number and the body of the frame.
         clock: the clock of all limits.
+
+    Attributes:
+        on_unequal: called with the message when two workers are known to be at different operations.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Operations:
         self._send = send
         self._clock = clock
         self._error: DtrainError | None = None
+        self.on_unequal: Callable[[str], None] = lambda message: None
         # What follows is known to the first worker alone.
         self._texts: dict[int, dict[int, bytes]] = {}  # of operations that not all workers have reached
         self._latest = [b"has not begun"] * size
@@ -102,7 +106,7 @@ class Operations:
         """Receives a frame of one of `KINDS`."""
         if kind == UNEQUAL and self._rank > 0:
             message = cleaned(body.decode("utf-8", "replace"), _SHOWN)
-            self._error = self._error or _error(message, lost=number == _LOSS)
+            self._set(_error(message, lost=number == _LOSS))
         elif kind == BEGUN and self._rank == 0:
             self.note(worker, number, body)
         elif kind == WAITS and self._rank == 0:
@@ -155,16 +159,22 @@ class Operations:
             return
         texts = [there.get(w, self._latest[w]).decode("utf-8", "replace") for w in range(self._size)]
         shown = [each.partition("\n")[0] for each in texts]
-        if len({*shown}) == 1:
+        inside = len({*shown}) == 1
+        if inside:
             shown = [each.replace("\n", ", at ") for each in texts]
         lost = any(each.startswith(FAILED) for each in shown)
         message = _by_worker(shown)
         if not lost:
-            question = "" if ENDED in shown else ": is one of them behind is_chief()?"
+            question = "" if inside or ENDED in shown else ": is one of them behind is_chief()?"
             message = f"The workers are not at the same point of the program: {message}{question}"
-        self._error = _error(message, lost=lost)
+        self._set(_error(message, lost=lost))
         for other in range(1, self._size):
             self._send(other, UNEQUAL, _LOSS if lost else _MISMATCH, message.encode())
+
+    def _set(self, error: DtrainError) -> None:
+        if self._error is None:
+            self._error = error
+            self.on_unequal(error.message)
 
 
 def _error(message: str, *, lost: bool) -> DtrainError:

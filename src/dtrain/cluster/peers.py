@@ -11,7 +11,7 @@ import atexit
 import contextlib
 import os
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from dtrain.clock import REAL, Clock
 from dtrain.cluster import mpi, operations, stops
@@ -30,6 +30,7 @@ _VALUE, _ALL, _MISSING, _NOTE = 2, 3, 4, 6
 
 _GRACE = 5.0  # seconds in which values that a lost worker sent before its end may still arrive elsewhere
 _ANSWER = 2.0  # seconds in which the first worker must say who is missing
+_LONG_STEP = 15.0  # seconds after which a step that cannot call `check` counts as waiting for others
 _LEAVE = 5.0  # seconds in which all workers should end their programs
 _LAST_ROUND = (1 << 64) - 1  # of the end of the programs: no other round has this number
 _OPERATION_BITS = 23  # of the number of an operation that collectives compare
@@ -67,7 +68,9 @@ class Peers(PeerConnections):
         self._abandoned: set[int] = set()  # rounds for which this worker does not wait any more
         self._missing: dict[int, list[int]] = {}  # answers about rounds, from the first worker
         self._notes: deque[tuple[int, bytes]] = deque()
+        self._aborts = False
         super().__init__(rank, size, connections, clock)
+        self._inside: float | None = None  # since when this worker is inside a step; None outside
         self._operations = Operations(rank, size, self._send, clock)
         self._stops = StopVotes(rank, size, self._send)
         self._start()
@@ -158,6 +161,25 @@ class Peers(PeerConnections):
         """How many operations this worker has begun, as a number of 23 bits."""
         return self._round % (1 << _OPERATION_BITS)
 
+    def abort_steps_with(self, abort: Callable[[str], None]) -> None:
+        """Has this worker's steps aborted where they cannot call `check` while they wait for the others.
+
+        Args:
+            abort: ends the wait with an error; called in another thread, with the reason.
+        """
+        with self._changed:
+            self._operations.on_unequal = abort
+            self._aborts = True
+
+    def inside_step(self, inside: bool) -> None:
+        """Notes that this worker begins or ends a step, for `abort_steps_with`."""
+        self._inside = self._clock.now() if inside else None
+
+    def raise_if_unequal(self) -> None:
+        """As `check`, without losses."""
+        with self._changed:
+            self._operations.raise_if_unequal()
+
     def open_loop(self, loop: int) -> None:
         """Notes that a loop begins whose end the workers agree on; its number is that of its operation."""
         with self._changed:
@@ -216,6 +238,12 @@ class Peers(PeerConnections):
             self._round = _LAST_ROUND
             if self._links and not self._lost:
                 self.all_gather(b"", _LEAVE)
+
+    def _check_liveness(self) -> None:
+        super()._check_liveness()
+        inside = self._inside
+        if self._aborts and inside is not None and self._clock.now() - inside >= _LONG_STEP:
+            self._operations.wait(self._round)
 
     def _who_is_missing(self, number: int) -> list[int]:
         """The workers whose values of a round have not come; [] if the round is complete."""

@@ -288,7 +288,8 @@ class Calls(abc.ABC):
         )
         raise PeerMismatchError(
             f"The workers are not at the same point of the program: {at}.",
-            hint="every worker must run the same steps, on values of the same shapes",
+            hint="every worker must run the same steps, on values of the same shapes, and its data must have "
+            "the same number of batches",
         )
 
 

@@ -38,7 +38,7 @@ def end_of_data(layout: ReplicaLayout | None, logs: Any = None) -> Any:
     running = current_operation()
     feed = None if running is None else running.feed
     plain = _plain(logs) if isinstance(logs, Mapping) else None
-    found = exchange(layout, (None if feed is None else feed.read(), plain), what="the end of its batches")
+    found = exchange(layout, (None if feed is None else feed.read(), plain), what="logs")
     if feed is not None:
         feed.check_read([read for read, _ in found])
     return _with_own(layout, found[0][1], logs)

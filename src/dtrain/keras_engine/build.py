@@ -19,6 +19,7 @@ from dtrain import channel
 from dtrain.keras_engine.asynchronous.functions import AsynchronousFunction, AsynchronousPredict
 from dtrain.keras_engine.local_steps import LocalProgram
 from dtrain.keras_engine.noted_function import NotedFunction
+from dtrain.keras_engine.operation import operation
 from dtrain.keras_engine.predict_function import OneReplicaPredict, PredictFunction
 from dtrain.keras_engine.protocol import (
     ReplicaLayout,
@@ -57,7 +58,11 @@ def symbolic_build(
     if iterator is not None:
         build(self, _global_spec(iterator.element_spec))
     else:  # a call for one batch, in which a spec of the batch would cost as much as a small step
-        build(self, None if layer_calls.is_built(self) else batch_spec(data_batch))
+        if layer_calls.is_built(self):
+            build(self, None)
+            return None
+        with operation(layout_of(strategy), "a call on one batch"):
+            build(self, batch_spec(data_batch))
     return None
 
 

@@ -33,7 +33,7 @@ from dtrain.keras_engine.callbacks import (
 )
 from dtrain.keras_engine.fit_reports import LossAlarm, TimeReport
 from dtrain.keras_engine.loop import LocalState, Loop, loop_of
-from dtrain.keras_engine.operation import operation
+from dtrain.keras_engine.operation import note_end_of_data, operation
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.progress_bar import ProgressBar
 from dtrain.keras_engine.protocol import (
@@ -286,6 +286,7 @@ def epoch_logs(original: Callable[..., Any], self: Any, logs: Any) -> Any:
     resumed, loop.epoch_resumed = loop.epoch_resumed, False
     layout = layout_of(self.distribute_strategy)
     together = layout is not None and layout.workers > 1
+    note_end_of_data(layout)
     # Under several workers, computing the metrics waits until every worker has contributed its own.
     with events.waiting_for_others() if together else contextlib.nullcontext():
         found: Any

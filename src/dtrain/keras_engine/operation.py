@@ -67,12 +67,12 @@ def words(call: str = "") -> str:
 
     Args:
         call: a further call, within the operations that run. After a line break, the name of an exchange,
-            which is shown only where nothing else differs.
+            which is shown only where nothing else differs, or no operation runs.
     """
     call, line, exchange = call.partition("\n")
     names = [call] if call else []
     names += [str(each) for each in reversed(_running.get())]
-    return f"is in {' within '.join(names) or 'an exchange of values'}{line}{exchange}"
+    return f"is in {' within '.join(names) or exchange}{line}{exchange}"
 
 
 @contextlib.contextmanager
@@ -94,8 +94,10 @@ def operation(layout: ReplicaLayout | None, name: str) -> Iterator[None]:
     try:
         connected.begin(words())
         yield
-    except Exception:
-        # The others may wait for this worker inside the operation. If they know, this raises.
+    except Exception as error:
+        if type(error).__module__.startswith("tensorflow"):  # of a step that was aborted, perhaps
+            connected.raise_if_unequal()
+        # The others may wait for this worker inside the operation.
         with contextlib.suppress(DtrainError):
             connected.begin(f"{operations.FAILED}{own} because of an error")
         raise
@@ -110,15 +112,31 @@ def current_operation() -> Operation | None:
     return running[-1] if running else None
 
 
-def note_call(layout: ReplicaLayout | None, name: str) -> None:
-    """Notes a call on one batch, such as `train_on_batch`, which all workers must make.
+def note_end_of_data(layout: ReplicaLayout | None) -> None:
+    """Notes that this worker has read all batches of an epoch, before the metrics are reduced.
 
     Raises:
         OperationMismatchError, PeerMissingError: as `operation`.
     """
     connected = _connected(layout)
     if connected is not None:
-        connected.begin(words(name))
+        connected.begin(words("\nthe end of its batches"))
+
+
+class inside_step:  # noqa: N801
+    """A context in which this worker is inside a step, where it may wait for others."""
+
+    def __init__(self) -> None:
+        running = current_operation()
+        self._peers = None if running is None else running.peers
+
+    def __enter__(self) -> None:
+        if self._peers is not None:
+            self._peers.inside_step(True)
+
+    def __exit__(self, *_: object) -> None:
+        if self._peers is not None:
+            self._peers.inside_step(False)
 
 
 def note_divided(layout: ReplicaLayout, parts: Any) -> None:

@@ -99,7 +99,7 @@ def exchange(
     signed = connected.secret is not None
     body = _written(value, signed=signed, objects=objects)
     with events.waiting_for_others():
-        operation = words(f"{call}\n{what or 'an exchange'}")
+        operation = words(f"{call}\n{what or 'an exchange of values'}")
         found = connected.all_gather(body.encode(), timeout, operation=operation)
     texts = [each.decode("ascii", "replace") for each in found]
     return [_read(text, worker, pickled=objects and signed) for worker, text in enumerate(texts)]

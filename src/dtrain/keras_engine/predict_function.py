@@ -18,7 +18,7 @@ from dtrain.keras_engine.feed.sources import SplitIterator
 from dtrain.keras_engine.groups import GroupIterator
 from dtrain.keras_engine.layers_trial import check_predictions
 from dtrain.keras_engine.loop import TARGET_SECONDS, GroupCall, loop_of
-from dtrain.keras_engine.operation import note_call, note_divided
+from dtrain.keras_engine.operation import note_divided, operation
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.replica_calls import watch
 from dtrain.keras_engine.rows import Split, joined_rows, local_parts, to_tensors, without_optionals
@@ -175,8 +175,10 @@ class PredictFunction:
         Raises:
             DataError: with several workers, an output is sparse or text.
         """
-        if not loop_of(self._model).kind:
-            note_call(self._layout, "predict_on_batch")
+        with operation(None if loop_of(self._model).kind else self._layout, "predict_on_batch"):
+            return self._outputs(batches)
+
+    def _outputs(self, batches: list[Any]) -> Any:
         parts = [self._parts(batch) for batch in batches]
         if not self._checked:
             self._checked = True

@@ -111,7 +111,7 @@ def findings_of(
     trial = _traced(step, own_step, Findings()) if own_step is not None and step.rows > 0 else None
     # The first worker decides for all, because trials with different examples might differ.
     mine = _found(step, trial, try_layers=try_layers) if step.layout.worker == 0 else None
-    coupled, summed, kinds, refusal = exchange(step.layout, mine)[0]
+    coupled, summed, kinds, refusal = exchange(step.layout, mine, what="the trial of a step")[0]
     return Findings(coupled, summed, kinds), StepError(**refusal) if refusal else None
 
 

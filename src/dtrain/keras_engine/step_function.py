@@ -20,7 +20,7 @@ from dtrain.keras_engine.gradients import SparseGradients
 from dtrain.keras_engine.groups import GroupIterator
 from dtrain.keras_engine.loop import Call, LocalState, loop_of
 from dtrain.keras_engine.losses_and_metrics import follow_from_variables
-from dtrain.keras_engine.operation import note_call, note_divided
+from dtrain.keras_engine.operation import inside_step, note_divided, note_end_of_data, operation
 from dtrain.keras_engine.protocol import ReplicaLayout, communication_clock, waiting_clock
 from dtrain.keras_engine.rows import Split, local_parts, local_specs, rows_of, to_tensors
 from dtrain.keras_engine.runs import Run, RunResult, can_loop
@@ -80,21 +80,27 @@ class StepFunction:
         Raises:
             StopIteration: if the iterator has no batch left.
         """
+        if isinstance(iterator, Call) or loop_of(self._model).kind:
+            return self._call(iterator)
+        with operation(self._layout, "train_on_batch" if self._training else "test_on_batch"):
+            return self._call(iterator)
+
+    def _call(self, iterator: Any) -> Any:
         planned = isinstance(iterator, Call)
-        if not planned and not loop_of(self._model).kind:
-            note_call(self._layout, "train_on_batch" if self._training else "test_on_batch")
         call = iterator if planned else Call(iterator, self._model.steps_per_execution)
         iterator = call.iterator
         ran, call.ran = _NO_STEPS, 0
         self._communicated(), self._waited()  # both clocks count from here on
         usual, traced, begun = self._began, self._traced, time.perf_counter()
         while call.ran < call.steps:
-            now = self._next_steps(iterator, call.steps - call.ran, exact=planned)
+            with inside_step():
+                now = self._next_steps(iterator, call.steps - call.ran, exact=planned)
             if not now.steps:
                 break
             ran = now
             call.ran += ran.steps
         if not call.ran:
+            note_end_of_data(self._layout)
             self._at_the_end(iterator)
             events.emit(events.PartChanges("callbacks"))
             raise StopIteration

@@ -27,6 +27,7 @@ from dtrain.strategies import common, devices
 from dtrain.topology import Topology
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream import tensorflow_names
+from dtrain.upstream.processes import abort_collectives
 
 _Extended: Any = tensorflow_names.COLLECTIVE_EXTENDED.resolve()
 _LOCAL = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -156,6 +157,9 @@ class MultiWorkerMirroredStrategy(
         self.dtrain_layout = layout
         self._collective_key_base = common.next_collective_key_base()
         serverless = transport is not None or layout.workers == 1
+        connected = peers.connected()
+        if not serverless and connected is not None:
+            connected.abort_steps_with(abort_collectives)
         if not serverless and topology is not None and topology.is_chief:
             common.warn_of_servers(topology)
         extended = _extended(self, cluster_resolver, options, serverless=serverless)

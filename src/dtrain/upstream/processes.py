@@ -157,3 +157,11 @@ def tpu_is_initialised(resolver: Any) -> bool:
     The list of TPU devices does not tell, because it contains devices before the system is initialised.
     """
     return str(resolver._tpu) in initialised_tpus()
+
+
+def abort_collectives(message: str) -> None:
+    """Ends all collectives of TensorFlow's own in this process, running and later ones, with an error."""
+    import tensorflow as tf
+    from tensorflow.python.eager import context
+
+    context.context().abort_collective_ops(tf.errors.ABORTED, message)
