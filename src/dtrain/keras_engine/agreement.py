@@ -35,13 +35,18 @@ def end_of_data(layout: ReplicaLayout | None, logs: Any = None) -> Any:
     """
     if layout is None or layout.workers == 1:
         return logs
+    plain = _plain(logs) if isinstance(logs, Mapping) else None
+    return _with_own(layout, _with_data(layout, plain, "logs")[0], logs)
+
+
+def _with_data(layout: ReplicaLayout, value: Any, what: str) -> list[Any]:
+    """As `exchange`, and compares what the workers have read."""
     running = current_operation()
     feed = None if running is None else running.feed
-    plain = _plain(logs) if isinstance(logs, Mapping) else None
-    found = exchange(layout, (None if feed is None else feed.read(), plain), what="logs")
+    found = exchange(layout, (None if feed is None else feed.read(), value), what=what)
     if feed is not None:
         feed.check_read([read for read, _ in found])
-    return _with_own(layout, found[0][1], logs)
+    return [each for _, each in found]
 
 
 def first_workers(layout: ReplicaLayout, logs: Any) -> Any:
@@ -104,7 +109,7 @@ class EpochAgreement(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         """Takes the first worker's logs, and stops if any worker wants to."""
         if self._edited_last[1]:
             self._take_first(logs)
-        if any(exchange(self._layout, bool(self.model.stop_training), what="stop_training")):
+        if any(_with_data(self._layout, bool(self.model.stop_training), "stop_training")):
             self.model.stop_training = True
 
     def _take_first(self, logs: Any) -> None:
