@@ -139,8 +139,8 @@ class inside_step:  # noqa: N801
             self._peers.inside_step(False)
 
 
-def note_divided(layout: ReplicaLayout, parts: Any) -> None:
-    """Notes a batch of data that is divided already, which the running operation has read.
+def note_divided(layout: ReplicaLayout, parts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Notes a batch of data that is divided already, which the running operation has read; returns it.
 
     Args:
         layout: the layout of the strategy.
@@ -149,6 +149,7 @@ def note_divided(layout: ReplicaLayout, parts: Any) -> None:
     running = current_operation() if layout.workers > 1 else None
     if running is not None and running.feed is not None:
         running.feed.note_parts(parts)
+    return parts
 
 
 def _connected(layout: ReplicaLayout | None) -> Peers | None:

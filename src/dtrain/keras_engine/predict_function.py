@@ -190,9 +190,7 @@ class PredictFunction:
         if isinstance(batch, Split):
             return tuple(batch.parts)
         if any(isinstance(leaf, tf.distribute.DistributedValues) for leaf in keras.tree.flatten(batch)):
-            parts = local_parts(self._model.distribute_strategy, batch)
-            note_divided(self._layout, parts)
-            return parts
+            return note_divided(self._layout, local_parts(self._model.distribute_strategy, batch))
         return split_batch(to_tensors(batch), self._layout)[0]
 
     def _one_batch(self, parts: tuple[Any, ...]) -> Any:

@@ -80,9 +80,8 @@ class StepFunction:
         Raises:
             StopIteration: if the iterator has no batch left.
         """
-        if isinstance(iterator, Call) or loop_of(self._model).kind:
-            return self._call(iterator)
-        with operation(self._layout, "train_on_batch" if self._training else "test_on_batch"):
+        layout = None if isinstance(iterator, Call) or loop_of(self._model).kind else self._layout
+        with operation(layout, "train_on_batch" if self._training else "test_on_batch"), inside_step():
             return self._call(iterator)
 
     def _call(self, iterator: Any) -> Any:
@@ -92,11 +91,10 @@ class StepFunction:
         ran, call.ran = _NO_STEPS, 0
         self._communicated(), self._waited()  # both clocks count from here on
         usual, traced, begun = self._began, self._traced, time.perf_counter()
-        while call.ran < call.steps:
-            with inside_step():
-                now = self._next_steps(iterator, call.steps - call.ran, exact=planned)
-            if not now.steps:
-                break
+        while (
+            call.ran < call.steps
+            and (now := self._next_steps(iterator, call.steps - call.ran, exact=planned)).steps
+        ):
             ran = now
             call.ran += ran.steps
         if not call.ran:
@@ -266,9 +264,7 @@ class StepFunction:
         if isinstance(iterator, tf.distribute.DistributedIterator):
             # TensorFlow made the split, so the step finds the global batch's size by an all-reduce.
             specs = (local_specs(strategy, iterator.element_spec), None)
-            parts = local_parts(strategy, batch)
-            note_divided(self._layout, parts)
-            return parts, None, specs
+            return note_divided(self._layout, local_parts(strategy, batch)), None, specs
         if self._layout.replicas == 1:
             return (to_tensors(batch),), None, None
         return (*split_batch(to_tensors(batch), self._layout), None)
