@@ -87,8 +87,7 @@ class StepFunction:
     def _call(self, iterator: Any) -> Any:
         planned = isinstance(iterator, Call)
         call = iterator if planned else Call(iterator, self._model.steps_per_execution)
-        iterator = call.iterator
-        ran, call.ran = _NO_STEPS, 0
+        iterator, ran, call.ran = call.iterator, _NO_STEPS, 0
         self._communicated(), self._waited()  # both clocks count from here on
         usual, traced, begun = self._began, self._traced, time.perf_counter()
         while (
