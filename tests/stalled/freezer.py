@@ -5,6 +5,7 @@ It does not know what the processes are, and never leaves one stopped that it ha
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from .processes import Process
+from .processes import Process, seen
 
 _LOOK = 0.02  # seconds between two looks at a frozen process
 _STOP_BIT = 1 << (signal.SIGSTOP - 1)
@@ -80,11 +81,23 @@ def freeze(
         finally:
             if ours:
                 signal.pidfd_send_signal(handle, signal.SIGCONT)
+                _continue_nsenter(process)
     except ProcessLookupError:
         return False
     finally:
         os.close(handle)
     return True
+
+
+def _continue_nsenter(process: Process) -> None:
+    """Continues the `nsenter` that has started a process: it stops itself when it sees that the process is stopped.
+
+    It would continue the process when it is continued, but nobody would continue it.
+    """
+    above = seen(process.parent)
+    if above is not None and above.stopped and above.command().startswith("nsenter "):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(above.pid, signal.SIGCONT)
 
 
 def _hold(process: Process, end: float, ended: threading.Event, tell: Callable[[Process], None]) -> bool:

@@ -151,6 +151,34 @@ def test_what_a_test_continues_and_stops_again_stays_stopped(start: Start) -> No
     assert not is_stopped(process)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may enter a namespace")
+def test_what_nsenter_has_started_is_not_left_stopped() -> None:
+    # nsenter stops itself when its child is stopped, and continues it only when it is continued itself.
+    command = ["nsenter", "--pid=/proc/self/ns/pid", "cat"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as nsenter:
+        children = Path(f"/proc/{nsenter.pid}/task/{nsenter.pid}/children")
+        wait_until(lambda: bool(children.read_text()))
+        child = seen(int(children.read_text()))
+        assert child is not None
+        above = seen(nsenter.pid)
+        assert above is not None
+        wait_until(lambda: child.command() == "cat")
+        ended = threading.Event()
+
+        def frozen(process: Process) -> None:
+            wait_until(lambda: now(above).stopped)
+            ended.set()
+
+        assert freeze(child, 60.0, ended, frozen)
+        assert nsenter.communicate(b"runs", timeout=60)[0] == b"runs"
+
+
+def now(process: Process) -> Process:
+    found = process.now()
+    assert found is not None
+    return found
+
+
 def test_what_has_ended_is_not_frozen(start: Start) -> None:
     process = start("")
     chosen = process_of(process)
