@@ -90,7 +90,7 @@ def freeze(
 
 
 def _continue_nsenter(process: Process) -> None:
-    """Continues the `nsenter` that has started a process: it stops itself when it sees that the process is stopped.
+    """Continues the `nsenter` that has started a process: it stops itself when it sees that process stopped.
 
     It would continue the process when it is continued, but nobody would continue it.
     """
