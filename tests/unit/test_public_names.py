@@ -23,6 +23,7 @@ ORDER = (
     "errors log plain_text text_table counts",
     "topology paths words clock safe_files",
     "upstream",
+    "partition",
     "cluster",
     "task_messages task_hooks",
     "channel events training_rate",

@@ -1,0 +1,310 @@
+"""Changes the layout of a value, and finds the layout in which values of several layouts can be given."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from dtrain.partition.layouts import LOCAL_SIZES, PARTIAL, REPLICATED, Layout, ListOf, RowCount, Sharded
+from dtrain.partition.nodes import ALL_GATHER, ALL_REDUCE, Builder, NodeBlock, Ref
+from dtrain.partition.replicas import Replicas, RowGroup
+from dtrain.partition.traced import Shape
+from dtrain.partition.values import Value
+
+REPLICATED_LIST = ListOf(REPLICATED)
+
+
+class LayoutConversion:
+    """Appends what changes the layouts of values.
+
+    Args:
+        replicas: the replicas of this process.
+
+    Attributes:
+        replicas: as given.
+        build: appends nodes.
+    """
+
+    def __init__(self, replicas: Replicas) -> None:
+        self.replicas = replicas
+        self.build = Builder(NodeBlock(), replicas.here)
+        self._groups: dict[Hashable, RowGroup] = {}
+
+    def constant(self, array: np.ndarray, dtype: tf.DType) -> Value:
+        """A constant that each replica has."""
+        array = np.asarray(array)
+        part = self.build.constant(array, dtype)
+        known = array.ndim <= 1 and array.dtype.kind in "iu"
+        entries = tuple(int(each) for each in array.reshape(-1)) if known else None
+        return Value((part,) * self.replicas.here, REPLICATED, array.shape, entries, array)
+
+    def by_part(self, make: Callable[[int], Ref], layout: Layout, shape: Shape) -> Value:
+        """The value whose part of each replica of this process `make` appends."""
+        return Value(tuple(make(place) for place in range(self.replicas.here)), layout, shape)
+
+    def whole(self, value: Value) -> Value:
+        """The whole value on each replica: by an all-reduce, an all-gather, or because it is there."""
+        if value.replicated:
+            return value
+        key = self.build.block
+        if key not in value.whole:
+            value.whole[key] = self._made_whole(value)
+        return value.whole[key]
+
+    def _made_whole(self, value: Value) -> Value:
+        if value.counts_rows:
+            return self._whole_sizes(value)
+        if value.partial:
+            if value.dtype == tf.bool:
+                raise ValueError("a sum of truth values")
+            return self._communicated(ALL_REDUCE, value, {})
+        if value.listed:
+            return (
+                value
+                if value.listed.element in (None, REPLICATED)
+                else self.with_layout(value, REPLICATED_LIST)
+            )
+        return self._communicated(ALL_GATHER, value, {"dim": value.division.dim, "rank": value.rank})
+
+    def _communicated(self, kind: str, value: Value, attributes: Mapping[str, Any]) -> Value:
+        (found,) = self.build.node(kind, value.parts, attributes, [value.dtype])
+        return Value((found,) * self.replicas.here, REPLICATED, value.shape, tensor=value.tensor)
+
+    def _whole_sizes(self, value: Value) -> Value:
+        build = self.build
+        found = []
+        for index, each in enumerate(value.entries or ()):
+            if isinstance(each, RowCount):
+                found.append(build.cast(build.times(self.group(each).total, each.factor), value.dtype))
+            else:
+                found.append(build.entry(value.parts[0], index))
+        part = found[0] if value.rank == 0 else build.stack(found)
+        return Value((part,) * self.replicas.here, REPLICATED, value.shape, tensor=value.tensor)
+
+    def as_partial(self, value: Value) -> Value:
+        """A replicated value as a sum: the first replica has it, the others zeros."""
+        if value.partial:
+            return value
+        value = self.whole(value)
+
+        def part(place: int) -> Ref:
+            own = value.parts[place]
+            return own if self.replicas.first + place == 0 else self.build.zeros_like(own)
+
+        return self.by_part(part, PARTIAL, value.shape)
+
+    def divided(self, value: Value, layout: Sharded) -> Value:
+        """Each replica's own rows of a value; a dimension of one entry is left, since it is broadcast."""
+        if value.layout == layout:
+            return value
+        value = self.whole(value)
+        if value.sizes[layout.dim] == 1:
+            return value
+        group, rank, build = self.group(layout.rows), len(value.sizes), self.build
+
+        def part(place: int) -> Ref:
+            begin = build.times(group.begin[place], layout.rows.factor)
+            size = build.times(group.local[place], layout.rows.factor)
+            own = value.parts[place]
+            if value.sizes[layout.dim] is None:
+                # The dimension may turn out to have one entry, which is broadcast.
+                one = build.op(
+                    "Equal",
+                    [build.entry(build.shape(own), layout.dim), build.constant(1, tf.int32)],
+                    tf.bool,
+                    T=tf.int32,
+                    incompatible_shape_error=True,
+                )
+                begin = build.op("SelectV2", [one, build.constant(0, tf.int32), begin], tf.int32, T=tf.int32)
+                size = build.op("SelectV2", [one, build.constant(1, tf.int32), size], tf.int32, T=tf.int32)
+            return build.slice(own, rank, layout.dim, begin, size)
+
+        return self.by_part(part, layout, value.shape)
+
+    def with_layout(self, value: Value, layout: Layout) -> Value:
+        """The value in another layout.
+
+        Raises:
+            ValueError: it is a list whose elements cannot be changed.
+        """
+        if value.layout == layout:
+            return value
+        if isinstance(layout, ListOf):
+            return self._list_with_layout(value, layout)
+        if layout == PARTIAL:
+            return self.as_partial(value)
+        return self.divided(value, layout) if isinstance(layout, Sharded) else self.whole(value)
+
+    def _list_with_layout(self, value: Value, layout: ListOf) -> Value:
+        old = value.listed or REPLICATED_LIST
+        if old.element is None:
+            return self._reserved_again(value, layout)
+        if old.element == layout.element:
+            return Value(value.parts, layout, value.shape)
+        shape = old.shape or layout.shape
+        if shape is None or layout.element is None or value.tensor is None:
+            raise ValueError(f"a list of {old.element} is needed as one of {layout.element}")
+        return self._changed_elements(value, old.element, layout.element, shape)
+
+    def _reserved_again(self, value: Value, layout: ListOf) -> Value:
+        """A list without elements. One made for whole elements is made again for a replica's part."""
+        if not isinstance(layout.element, Sharded) or value.reserved is None:
+            return Value(value.parts, layout, value.shape)
+        op, (shape, number) = value.reserved
+        whole = shape.constant
+        if whole is None or whole.ndim == 0 or whole[layout.element.dim] < 0:
+            return Value(value.parts, layout, value.shape)
+        build, rows, dim = self.build, layout.element.rows, layout.element.dim
+        sizes = [int(each) for each in whole]
+
+        def part(place: int) -> Ref:
+            own = build.times(self.group(rows).local[place], rows.factor)
+            entries = [
+                build.cast(own, shape.dtype) if each == dim else build.constant(size, shape.dtype)
+                for each, size in enumerate(sizes)
+            ]
+            given = {name: content for name, content in op.node.attr.items() if not name.startswith("_")}
+            return build.node(op.type, [build.stack(entries), number.parts[place]], given, [tf.variant])[0]
+
+        return self.by_part(part, layout, value.shape)
+
+    def _changed_elements(
+        self, value: Value, old: Layout, new: Layout, shape: tuple[int | None, ...]
+    ) -> Value:
+        """By way of one tensor of all elements, each of which must have been set."""
+        dtype, build = element_dtype(value), self.build
+
+        def moved(layout: Layout) -> Layout:
+            return layout.along(layout.dim + 1) if isinstance(layout, Sharded) else layout
+
+        def stacked(place: int) -> Ref:
+            sizes = [-1 if size is None else size for size in shape]
+            if isinstance(old, Sharded):
+                sizes[old.dim] = -1
+            return build.op(
+                "TensorListStack",
+                [value.parts[place], build.constant(sizes, tf.int32)],
+                dtype,
+                element_dtype=dtype,
+                num_elements=-1,
+            )
+
+        whole = self.by_part(stacked, moved(old), (None, *shape))
+        changed = self.with_layout(whole, moved(new))
+
+        def listed(place: int) -> Ref:
+            sizes = build.constant([-1] * len(shape), tf.int32)
+            return build.op(
+                "TensorListFromTensor",
+                [changed.parts[place], sizes],
+                tf.variant,
+                element_dtype=dtype,
+                shape_type=tf.int32,
+            )
+
+        return self.by_part(listed, ListOf(new, shape), value.shape)
+
+    def group(self, rows: RowCount) -> RowGroup:
+        """How many rows of a group each replica has; what counts them has a factor beside it."""
+        return self._groups[rows.group]
+
+    def define_group(self, key: Hashable, sizes: Ref) -> None:
+        """Defines a group of rows.
+
+        Args:
+            key: its key.
+            sizes: the numbers of rows of all replicas, a vector of type int32.
+        """
+        build, first = self.build, self.replicas.first
+        ends = build.op(
+            "Cumsum",
+            [sizes, build.constant(0, tf.int32)],
+            T=tf.int32,
+            Tidx=tf.int32,
+            exclusive=True,
+            reverse=False,
+        )
+        places = range(first, first + self.replicas.here)
+        total = build.op(
+            "Sum", [sizes, build.constant(0, tf.int32)], T=tf.int32, Tidx=tf.int32, keep_dims=False
+        )
+        self._groups[key] = RowGroup(
+            tuple(build.entry(sizes, place) for place in places),
+            tuple(build.entry(ends, place) for place in places),
+            total,
+        )
+
+    def new_rows(self, parts: Sequence[Ref], dim: int, name: str) -> RowCount:
+        """The rows of values whose numbers of rows are known only when the step runs."""
+        key = (name, len(self._groups))
+        build = self.build
+        local = [build.expand(build.entry(build.shape(part), dim), 0) for part in parts]
+        (sizes,) = build.node(ALL_GATHER, local, {"dim": 0, "rank": 1}, [tf.int32])
+        self.define_group(key, sizes)
+        return RowCount(key)
+
+    def is_known(self, layout: Layout) -> bool:
+        """Whether the rows of a layout are of a group that is defined here."""
+        if isinstance(layout, ListOf):
+            return layout.element is None or self.is_known(layout.element)
+        return not isinstance(layout, Sharded) or layout.rows.group in self._groups
+
+
+def joined(layouts: Sequence[Layout]) -> Layout:
+    """The layout in which a value of any of these layouts can be given with the least communication."""
+    return functools.reduce(_joined, layouts)
+
+
+def _joined(left: Layout, right: Layout) -> Layout:
+    if left == right:
+        return REPLICATED if left == LOCAL_SIZES else left
+    if isinstance(left, ListOf) and isinstance(right, ListOf):
+        return joined_lists(left, right)
+    pair = {left, right}
+    if pair == {REPLICATED, PARTIAL}:
+        return PARTIAL
+    divided = [each for each in pair if isinstance(each, Sharded)]
+    return divided[0] if len(divided) == 1 and REPLICATED in pair else REPLICATED
+
+
+def joined_lists(left: ListOf, right: ListOf) -> ListOf:
+    """As `joined`, of two lists: by the layouts of their elements."""
+    if left.element is None or right.element is None:
+        return right if left.element is None else left
+    shape = common_shape([left.shape, right.shape])
+    if left.element == right.element == LOCAL_SIZES and left.entries == right.entries:
+        return ListOf(LOCAL_SIZES, shape, left.entries)
+    return ListOf(_joined(left.element, right.element), shape)
+
+
+def common_shape(shapes: Sequence[Shape]) -> Shape:
+    """What several static shapes agree on."""
+    first, *others = shapes
+    for each in others:
+        if first is None or each is None or len(first) != len(each):
+            return None
+        first = tuple(a if a == b else None for a, b in zip(first, each, strict=True))
+    return first
+
+
+def element_dtype(value: Value) -> tf.DType:
+    """The type of a list's elements, found from the operations around it.
+
+    Raises:
+        ValueError: none of them says it.
+    """
+    seen, waiting = set(), [value.tensor]
+    while waiting:
+        tensor = waiting.pop()
+        if tensor is None or tensor in seen:
+            continue
+        seen.add(tensor)
+        for op in [tensor.op, *tensor.consumers]:
+            if "element_dtype" in op.node.attr:
+                return op.attribute("element_dtype")
+            waiting += [each for each in [*op.inputs, *op.outputs] if each.dtype == tf.variant]
+    raise ValueError("the type of a list's elements is not known")

@@ -1,0 +1,239 @@
+"""Makes operations of TensorFlow from the nodes of a partitioned function.
+
+All nodes of a round are imported at once as a `GraphDef`: that is several times faster than operation by
+operation. Then come the collectives whose inputs that round has computed, all together.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from dtrain.partition.nodes import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BRANCH,
+    COLLECTIVES,
+    INPUT,
+    LOOP,
+    Node,
+    NodeBlock,
+    Ref,
+    free_refs,
+)
+
+
+class ProcessCommunication(Protocol):
+    """What the processes of a job do together; the tensors are in the same order on all of them."""
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums of the processes' tensors."""
+
+    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The processes' tensors, one after another along the first dimension; their lengths may differ."""
+
+
+class OneProcess:
+    """Null object: all replicas are in this process."""
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The tensors as they are."""
+        return list(tensors)
+
+    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The tensors as they are."""
+        return list(tensors)
+
+
+class Emission:
+    """Makes the operations of blocks in the graph that is being traced.
+
+    Args:
+        communication: how processes communicate.
+        devices: the device of each replica of this process; none if TensorFlow places them.
+        library: the functions that the operations call.
+    """
+
+    def __init__(
+        self,
+        communication: ProcessCommunication,
+        devices: Sequence[str] = (),
+        library: Callable[[str], Any] | None = None,
+    ) -> None:
+        self._communication = communication
+        self._devices = tuple(devices)
+        self._library = library
+
+    def emit(
+        self, block: NodeBlock, inputs: Sequence[tf.Tensor], outer: Mapping[Ref, tf.Tensor] | None = None
+    ) -> list[tf.Tensor]:
+        """Makes the operations of a block.
+
+        Args:
+            block: the block.
+            inputs: its inputs.
+            outer: of a body, what is made of the block around it.
+
+        Returns:
+            Its outputs.
+        """
+        capture = tf.compat.v1.get_default_graph().capture
+        made: dict[Ref, tf.Tensor] = dict(zip(block.inputs, map(capture, inputs), strict=True))
+        made.update((ref, capture((outer or {})[ref])) for ref in free_refs(block))
+        tokens: dict[Node, tf.Tensor] = {}
+        levels: dict[int, list[Node]] = defaultdict(list)
+        for node in _needed(block):
+            levels[node.level].append(node)
+        for level in sorted(levels):
+            plain: list[Node] = []
+            for node in levels[level]:
+                if node.type in (BRANCH, LOOP):
+                    self._import(plain, made, tokens)
+                    plain = []
+                    self._control_flow(node, made, tokens)
+                elif node.type not in COLLECTIVES:
+                    plain.append(node)
+            self._import(plain, made, tokens)
+            self._communicate([node for node in levels[level] if node.type in COLLECTIVES], made)
+        return [made[ref] for ref in block.outputs]
+
+    def _import(self, nodes: list[Node], made: dict[Ref, tf.Tensor], tokens: dict[Node, tf.Tensor]) -> None:
+        """Imports nodes whose inputs are made, or among them."""
+        if not nodes:
+            return
+        graph_def = tf.compat.v1.GraphDef()
+        names = {node: f"n{index}" for index, node in enumerate(nodes)}
+        outside: dict[str, tf.Tensor] = {}
+
+        def name_of(ref: Ref) -> str:
+            if ref.node in names:
+                return f"{names[ref.node]}:{ref.index}"
+            key = f"x{len(outside)}:0"
+            outside[key] = made[ref]
+            return key
+
+        for node in nodes:
+            added = graph_def.node.add(name=names[node], op=node.type)
+            added.input.extend(name_of(ref) for ref in node.inputs)
+            for before in node.control:
+                if before in names:
+                    added.input.append(f"^{names[before]}")
+                elif before in tokens:
+                    outside[f"^c{id(before)}"] = tokens[before]
+                    added.input.append(f"^c{id(before)}")
+            for name, value in node.attributes.items():
+                added.attr[name].CopyFrom(value)
+            if self._devices:
+                added.device = self._devices[node.replica or 0]
+        wanted = [Ref(node, index) for node in nodes for index in range(len(node.dtypes))]
+        # An input map cannot name an operation without outputs: a constant that runs after it stands for it.
+        silent = [node for node in nodes if not node.dtypes]
+        for node in silent:
+            token = graph_def.node.add(name=f"t{names[node]}", op="Const")
+            token.input.append(f"^{names[node]}")
+            token.attr["dtype"].type = tf.int32.as_datatype_enum
+            token.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(0, tf.int32))
+        found = tf.graph_util.import_graph_def(
+            graph_def,
+            input_map=outside,
+            return_elements=[*(name_of(ref) for ref in wanted), *(f"t{names[node]}:0" for node in silent)],
+            name="partitioned",
+        )
+        made.update(zip(wanted, found, strict=False))
+        tokens.update(zip(silent, found[len(wanted) :], strict=True))
+        tokens.update((node, made[Ref(node)]) for node in nodes if node.dtypes)
+
+    def _communicate(self, nodes: list[Node], made: dict[Ref, tf.Tensor]) -> None:
+        """Makes the collectives of one round: all sums in one call, and all gathers in another."""
+        sums = [node for node in nodes if node.type == ALL_REDUCE]
+        if sums:
+            own = [_sum([made[ref] for ref in node.inputs]) for node in sums]
+            made.update(zip(map(Ref, sums), self._communication.all_reduce(own), strict=True))
+        gathers = [node for node in nodes if node.type == ALL_GATHER]
+        if gathers:
+            own = [_rows_first(_concat([made[ref] for ref in node.inputs], node), node) for node in gathers]
+            found = self._communication.all_gather(own)
+            for node, tensor in zip(gathers, found, strict=True):
+                made[Ref(node)] = _rows_back(tensor, node)
+
+    def _control_flow(self, node: Node, made: dict[Ref, tf.Tensor], tokens: dict[Node, tf.Tensor]) -> None:
+        inputs = [made[ref] for ref in node.inputs]
+        before = [tokens[each] for each in node.control if each in tokens]
+        with tf.control_dependencies(before):
+            make = self._loop if node.type == LOOP else self._branch
+            found = make(node, inputs, made)
+        made.update((Ref(node, index), tensor) for index, tensor in enumerate(found))
+        if found:
+            tokens[node] = found[0]
+
+    def _branch(self, node: Node, inputs: list[tf.Tensor], made: Mapping[Ref, tf.Tensor]) -> list[tf.Tensor]:
+        index, *rest = inputs
+
+        def body(block: NodeBlock) -> Callable[[], list[tf.Tensor]]:
+            return lambda: [*self.emit(block, rest, made), tf.constant(0)]
+
+        if index.dtype == tf.bool:
+            found = tf.cond(index, body(node.bodies[0]), body(node.bodies[1]))
+        else:
+            found = tf.switch_case(index, [body(block) for block in node.bodies])
+        return list(found)
+
+    def _loop(self, node: Node, inputs: list[tf.Tensor], made: Mapping[Ref, tf.Tensor]) -> list[tf.Tensor]:
+        condition, body = node.bodies
+        moving = len(body.outputs)
+        fixed = inputs[moving:]
+        shapes = [tf.TensorShape(shape) for shape in node.attributes["shapes"]]
+
+        def repeat(*carried: tf.Tensor) -> list[tf.Tensor]:
+            found = self.emit(body, [*carried, *fixed], made)
+            for tensor, shape in zip(found, shapes, strict=True):
+                tensor.set_shape(shape)  # what the trace knew, and a list has lost
+            return found
+
+        return list(
+            tf.while_loop(
+                lambda *carried: self.emit(condition, [*carried, *fixed], made)[0],
+                repeat,
+                inputs[:moving],
+                shape_invariants=shapes,
+                parallel_iterations=node.attributes["parallel_iterations"],
+            )
+        )
+
+
+def _needed(block: NodeBlock) -> list[Node]:
+    """The nodes that results and effects need, in their order."""
+    waiting = [ref.node for ref in block.outputs] + [node for node in block.nodes if _has_effect(node)]
+    needed = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        for each in [*(ref.node for ref in (*node.inputs, *node.captured)), *node.control]:
+            if each not in needed:
+                needed.add(each)
+                waiting.append(each)
+    return [node for node in block.nodes if node in needed and node.type != INPUT]
+
+
+def _has_effect(node: Node) -> bool:
+    return node.stateful or any(_has_effect(each) for block in node.bodies for each in block.nodes)
+
+
+def _sum(parts: list[tf.Tensor]) -> tf.Tensor:
+    return parts[0] if len(parts) == 1 else tf.add_n(parts)
+
+
+def _concat(parts: list[tf.Tensor], node: Node) -> tf.Tensor:
+    return parts[0] if len(parts) == 1 else tf.concat(parts, node.attributes["dim"])
+
+
+def _rows_first(tensor: tf.Tensor, node: Node) -> tf.Tensor:
+    dim, rank = node.attributes["dim"], node.attributes["rank"]
+    return tf.transpose(tensor, [dim, *(each for each in range(rank) if each != dim)]) if dim else tensor
+
+
+def _rows_back(tensor: tf.Tensor, node: Node) -> tf.Tensor:
+    dim, rank = node.attributes["dim"], node.attributes["rank"]
+    return tf.transpose(tensor, [*range(1, dim + 1), 0, *range(dim + 1, rank)]) if dim else tensor

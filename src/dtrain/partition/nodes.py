@@ -1,0 +1,235 @@
+"""The operations of the partitioned function before it is made: a list of nodes, with collectives among them.
+
+Rules append nodes; nothing of TensorFlow is made until `emission` has all of them. So the layouts of a loop's
+body can be tried out at no cost, and collectives can be grouped by the round in which their inputs are there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+INPUT, ALL_REDUCE, ALL_GATHER, BRANCH, LOOP = "Input", "AllReduce", "AllGather", "Branch", "Loop"
+"""Types of nodes that are no operations of TensorFlow."""
+COLLECTIVES = (ALL_REDUCE, ALL_GATHER)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Node:
+    """An operation of the partitioned function.
+
+    Attributes:
+        type: the type of the operation, or one of those above.
+        inputs: what it reads; of a collective, the parts of the replicas of this process.
+        attributes: the attributes of its definition.
+        dtypes: the types of its outputs.
+        control: nodes that run before it.
+        level: the rounds of communication before it can run.
+        stateful: whether it has an effect, or depends on one.
+        replica: the replica of this process that it belongs to; None for all.
+        bodies: of control flow, the blocks of its functions.
+        captured: what these read of the block that the node is in, beside the node's inputs.
+        source: the name of the traced operation for which it was made.
+    """
+
+    type: str
+    inputs: tuple[Ref, ...]
+    attributes: Mapping[str, Any]
+    dtypes: tuple[tf.DType, ...]
+    control: tuple[Node, ...] = ()
+    level: int = 0
+    stateful: bool = False
+    replica: int | None = None
+    bodies: tuple[NodeBlock, ...] = ()
+    captured: tuple[Ref, ...] = ()
+    source: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ref:
+    """An output of a node."""
+
+    node: Node
+    index: int = 0
+
+    @property
+    def dtype(self) -> tf.DType:
+        """The type of the values."""
+        return self.node.dtypes[self.index]
+
+    @property
+    def level(self) -> int:
+        """The rounds of communication before the value is known."""
+        return self.node.level + (self.node.type in COLLECTIVES or has_collectives(self.node))
+
+
+def has_collectives(node: Node) -> bool:
+    """Whether the functions of a node of control flow communicate."""
+    return any(block.communicates for block in node.bodies)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class NodeBlock:
+    """The nodes of a function, or of the body of a loop or branch.
+
+    Attributes:
+        nodes: the nodes; each stands after its inputs.
+        inputs: the inputs, as outputs of nodes of the type `INPUT`.
+        outputs: the results.
+    """
+
+    nodes: list[Node] = dataclasses.field(default_factory=list)
+    inputs: list[Ref] = dataclasses.field(default_factory=list)
+    outputs: list[Ref] = dataclasses.field(default_factory=list)
+
+    @property
+    def communicates(self) -> bool:
+        """Whether there is a collective in it."""
+        return any(node.type in COLLECTIVES or has_collectives(node) for node in self.nodes)
+
+    def input(self, dtype: tf.DType) -> Ref:
+        """Adds an input."""
+        node = Node(INPUT, (), {}, (dtype,))
+        self.nodes.append(node)
+        self.inputs.append(Ref(node))
+        return Ref(node)
+
+
+def free_refs(block: NodeBlock) -> list[Ref]:
+    """What the nodes of a block read that are not in it."""
+    own = set(block.nodes)
+    read = [ref for node in block.nodes for ref in (*node.inputs, *node.captured)] + block.outputs
+    return [ref for ref in read if ref.node not in own]
+
+
+class Builder:
+    """Appends nodes to a block; the operations that rules need by name, and any other.
+
+    Attributes:
+        block: the block to which nodes are appended.
+        control: by replica, the nodes that run before each new one.
+        source: the name of the traced operation for which nodes are made.
+    """
+
+    def __init__(self, block: NodeBlock, replicas: int) -> None:
+        self.block = block
+        self.control: list[tuple[Node, ...]] = [()] * replicas
+        self.source = ""
+
+    def node(
+        self,
+        kind: str,
+        inputs: Sequence[Ref],
+        attributes: Mapping[str, Any],
+        dtypes: Sequence[tf.DType],
+        *,
+        stateful: bool = False,
+        replica: int | None = None,
+        bodies: Sequence[NodeBlock] = (),
+    ) -> tuple[Ref, ...]:
+        """Appends a node.
+
+        Returns:
+            Its outputs.
+        """
+        captured = tuple(dict.fromkeys(ref for block in bodies for ref in free_refs(block)))
+        places = range(len(self.control)) if replica is None else [replica]
+        control = tuple(dict.fromkeys(node for place in places for node in self.control[place]))
+        levels = [each.level for each in (*inputs, *captured)]
+        levels += [Ref(node).level if node.dtypes else node.level for node in control]
+        made = Node(
+            kind,
+            tuple(inputs),
+            attributes,
+            tuple(dtypes),
+            control,
+            max(levels, default=0),
+            stateful,
+            replica,
+            tuple(bodies),
+            captured,
+            self.source,
+        )
+        self.block.nodes.append(made)
+        return tuple(Ref(made, index) for index in range(len(dtypes)))
+
+    def op(self, kind: str, inputs: Sequence[Ref], dtype: tf.DType | None = None, **attributes: Any) -> Ref:
+        """Appends an operation with one output, by default of the type of its first input."""
+        found = {name: attribute(value) for name, value in attributes.items()}
+        return self.node(kind, inputs, found, [dtype or inputs[0].dtype])[0]
+
+    def constant(self, value: Any, dtype: tf.DType) -> Ref:
+        """Appends a `Const`."""
+        tensor = tf.make_tensor_proto(np.asarray(value), dtype)
+        content = tf.compat.v1.AttrValue(tensor=tensor)
+        return self.node("Const", (), {"dtype": attribute(dtype), "value": content}, [dtype])[0]
+
+    def cast(self, value: Ref, dtype: tf.DType) -> Ref:
+        """Appends a `Cast`, unless the type is right."""
+        if value.dtype == dtype:
+            return value
+        return self.op("Cast", [value], dtype, SrcT=value.dtype, DstT=dtype, Truncate=False)
+
+    def binary(self, kind: str, left: Ref, right: Ref) -> Ref:
+        """Appends an operation of two tensors of one type."""
+        return self.op(kind, [left, right], T=left.dtype)
+
+    def times(self, value: Ref, number: int) -> Ref:
+        """Multiplies by a number."""
+        return value if number == 1 else self.binary("Mul", value, self.constant(number, value.dtype))
+
+    def stack(self, values: Sequence[Ref]) -> Ref:
+        """Packs scalars into a vector."""
+        return self.op("Pack", values, N=len(values), T=values[0].dtype, axis=0)
+
+    def shape(self, value: Ref, dtype: tf.DType = tf.int32) -> Ref:
+        """The shape of a value."""
+        return self.op("Shape", [value], dtype, T=value.dtype, out_type=dtype)
+
+    def entry(self, vector: Ref, index: int) -> Ref:
+        """An entry of a vector, as a scalar."""
+        bounds = [self.constant([each], tf.int32) for each in (index, index + 1, 1)]
+        masks = dict.fromkeys(("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask"), 0)
+        return self.op(
+            "StridedSlice", [vector, *bounds], T=vector.dtype, Index=tf.int32, shrink_axis_mask=1, **masks
+        )
+
+    def slice(self, value: Ref, rank: int, dim: int, begin: Ref, size: Ref) -> Ref:
+        """The entries of a dimension from `begin` on."""
+        zero, rest = self.constant(0, begin.dtype), self.constant(-1, begin.dtype)
+        begins = self.stack([begin if each == dim else zero for each in range(rank)])
+        sizes = self.stack([size if each == dim else rest for each in range(rank)])
+        return self.op("Slice", [value, begins, sizes], T=value.dtype, Index=begin.dtype)
+
+    def expand(self, value: Ref, dim: int) -> Ref:
+        """Inserts a dimension of one entry."""
+        return self.op("ExpandDims", [value, self.constant(dim, tf.int32)], T=value.dtype, Tdim=tf.int32)
+
+    def zeros_like(self, value: Ref) -> Ref:
+        """Zeros of the same shape."""
+        return self.op("ZerosLike", [value], T=value.dtype)
+
+
+def attribute(value: Any) -> Any:
+    """A value as an attribute of a definition."""
+    make: Callable[..., Any] = tf.compat.v1.AttrValue
+    if isinstance(value, bool):
+        return make(b=value)
+    if isinstance(value, int):
+        return make(i=value)
+    if isinstance(value, float):
+        return make(f=value)
+    if isinstance(value, tf.DType):
+        return make(type=value.as_datatype_enum)
+    if isinstance(value, bytes):
+        return make(s=value)
+    if isinstance(value, tf.TensorShape):
+        return make(shape=value.as_proto())
+    found = make()
+    found.list.SetInParent()
+    found.list.i.extend(value)
+    return found

@@ -1,0 +1,137 @@
+"""Partitions a traced function: the entry of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.partition import rules
+from dtrain.partition.emission import Emission, OneProcess, ProcessCommunication
+from dtrain.partition.layouts import REPLICATED, Layout, RowCount, Sharded
+from dtrain.partition.nodes import ALL_GATHER, ALL_REDUCE, NodeBlock
+from dtrain.partition.partitioner import Partitioner
+from dtrain.partition.replicas import Replicas
+from dtrain.partition.traced import TracedOperation, read_graph, static_shape
+from dtrain.partition.values import Value
+from dtrain.upstream.functions import graph_of_function
+
+__all__ = ["BATCH", "Partitioned", "by_batch", "rules"]
+
+BATCH = "batch"
+"""The key of the rows that the feed divides."""
+
+
+def by_batch(dim: int = 0) -> Sharded:
+    """The layout of an input whose dimension `dim` is the batch."""
+    return Sharded(dim, RowCount(BATCH))
+
+
+class Partitioned:
+    """A traced function, divided over replicas.
+
+    Args:
+        function: a `ConcreteFunction`, traced as one device runs it: on the whole batch.
+        layouts: the layout of each of its inputs that are not captured.
+        replicas: the replicas of this process.
+        copies: returns each replica's own tensor of a captured one, such as the handle of a variable's copy;
+            None if the replicas share it.
+
+    Attributes:
+        block: what the replicas of this process compute.
+        rounds: how often they communicate, one call after another.
+        gathered: how often an operation of a type needed divided inputs whole, by type.
+
+    Raises:
+        StepError: an operation cannot be divided, and not be run whole either.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        layouts: Sequence[Layout],
+        replicas: Replicas,
+        *,
+        copies: Callable[[Any], Sequence[Any] | None] = lambda captured: None,
+    ) -> None:
+        graph = function.graph
+        traced = read_graph(graph)
+        step = Partitioner(replicas, _function_of)
+        self.replicas = replicas
+        self.block: NodeBlock = step.block
+        sizes = self.block.input(tf.int32)
+        step.define_group(BATCH, sizes)
+        outside = {tensor.name: captured for captured, tensor in graph.captures}
+        variables = {id(each.handle): each.shape for each in graph.variables}
+        given = iter(layouts)
+        self._captured: list[Any] = []
+        inputs = []
+        for tensor in traced.inputs:
+            shape = tensor.shape
+            own: Sequence[Any]
+            captured = outside.get(f"{tensor.op.name}:{tensor.index}")
+            if captured is None:
+                parts = tuple(self.block.input(tensor.dtype) for _ in range(replicas.here))
+                inputs.append(Value(parts, next(given), shape))
+                continue
+            own = copies(captured) or [captured]
+            self._captured += own
+            refs = [self.block.input(tensor.dtype) for _ in own]
+            parts = tuple(refs if len(refs) > 1 else refs * replicas.here)
+            held = variables.get(id(captured))
+            inputs.append(Value(parts, REPLICATED, shape, variable_shape=held and static_shape(held)))
+        self._order = list(traced.inputs)
+        outputs = [step.whole(value) for value in step.run(traced, inputs)]
+        self.block.outputs = [value.parts[0] for value in outputs]
+        self.gathered = step.gathered
+        self._outside = outside
+        self._copies = copies
+
+    @property
+    def rounds(self) -> int:
+        """The calls of collectives that wait for each other."""
+        return max((ref.level for ref in self.block.outputs), default=0)
+
+    def collectives(self) -> list[tuple[str, str, int]]:
+        """The kind, the traced operation and the round of each collective outside of loops and branches."""
+        return [
+            (node.type, node.source, node.level)
+            for node in self.block.nodes
+            if node.type in (ALL_REDUCE, ALL_GATHER)
+        ]
+
+    def __call__(
+        self,
+        sizes: tf.Tensor,
+        inputs: Sequence[Sequence[tf.Tensor]],
+        communication: ProcessCommunication | None = None,
+    ) -> list[tf.Tensor]:
+        """Makes the operations in the graph that is being traced.
+
+        Args:
+            sizes: the rows of all replicas, a vector of type int32.
+            inputs: for each input of the function, the parts of the replicas of this process.
+            communication: how processes communicate; None if all replicas are in this one.
+
+        Returns:
+            The whole outputs.
+        """
+        emission = Emission(communication or OneProcess(), self.replicas.devices)
+        given = iter(inputs)
+        tensors: list[tf.Tensor] = [sizes]
+        for tensor in self._order:
+            captured = self._outside.get(f"{tensor.op.name}:{tensor.index}")
+            tensors += next(given) if captured is None else (self._copies(captured) or [captured])
+        return emission.emit(self.block, tensors)
+
+
+def _function_of(op: TracedOperation, name: str) -> Any:
+    """The graph of a function that an operation calls, as it was traced."""
+    graph = op.graph
+    while graph is not None:
+        found = graph_of_function(graph, name)
+        if found is not None:
+            return found
+        graph = getattr(graph, "outer_graph", None)
+    raise LookupError(f"the function {name} was not traced by this process, but loaded")

@@ -1,0 +1,253 @@
+"""Walks over a traced function, and appends what one replica, or several of one process, compute instead.
+
+An operation without a rule, or whose rule returns None, gets its inputs whole, and each replica runs it.
+That is right for every operation, only slower.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.errors import StepError
+from dtrain.partition.conversion import LayoutConversion
+from dtrain.partition.folding import folded
+from dtrain.partition.inference import infer_shapes
+from dtrain.partition.layouts import REPLICATED, Entry, Layout
+from dtrain.partition.nodes import Builder, Node, NodeBlock, Ref, attribute
+from dtrain.partition.replicas import Replicas
+from dtrain.partition.traced import (
+    Shape,
+    TracedGraph,
+    TracedOperation,
+    TracedTensor,
+    constant_of,
+    read_graph,
+)
+from dtrain.partition.values import Value, layout_of_sizes
+
+Rule = Callable[["Partitioner", TracedOperation, list[Value]], "list[Value] | None"]
+"""Returns the values of the outputs; None if the operation needs its inputs whole."""
+
+RULES: dict[str, Rule] = {}
+"""The rules by the type of operation."""
+
+FOR_REPLICATED: set[str] = set()
+"""The types whose rules are asked also if each replica has all inputs: of sizes and functions."""
+
+
+def rule(*types: str, for_replicated: bool = False) -> Callable[[Rule], Rule]:
+    """Registers a rule for these types of operations.
+
+    Args:
+        types: the types.
+        for_replicated: whether the rule is asked, too, if each replica has all inputs.
+    """
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(types, function))
+        if for_replicated:
+            FOR_REPLICATED.update(types)
+        return function
+
+    return register
+
+
+class Partitioner(LayoutConversion):
+    """Partitions one traced function.
+
+    Args:
+        replicas: the replicas of this process.
+        functions: returns the graph of a function that an operation calls, by its name.
+
+    Attributes:
+        replicas: as given.
+        build: appends nodes.
+        gathered: how often an operation of a type got divided inputs whole, by type.
+    """
+
+    def __init__(self, replicas: Replicas, functions: Callable[[TracedOperation, str], Any]) -> None:
+        super().__init__(replicas)
+        self.block = self.build.block
+        self.gathered: Counter[str] = Counter()
+        self._functions = functions
+        self._after: dict[TracedOperation, list[tuple[Node, ...]]] = {}
+        self._traced: dict[str, TracedGraph] = {}
+
+    @property
+    def nested(self) -> bool:
+        """Whether nodes are appended to the body of a loop or branch."""
+        return self.build.block is not self.block
+
+    # The walk
+
+    def run(self, graph: TracedGraph, inputs: Sequence[Value]) -> list[Value]:
+        """Appends what the replicas compute for a function.
+
+        Args:
+            graph: the function.
+            inputs: the values of its inputs.
+
+        Returns:
+            The values of its outputs.
+        """
+        known: dict[TracedTensor, Value] = {}
+        for tensor, value in zip(graph.inputs, inputs, strict=True):
+            known[tensor] = dataclasses.replace(
+                value, tensor=tensor, whole={}, shape=_narrower(value.shape, tensor)
+            )
+        given = {tensor.op for tensor in graph.inputs}
+        outer = self.build.control
+        for op in graph.operations:
+            if op in given:
+                continue
+            before = [
+                tuple(
+                    node
+                    for each in op.control
+                    for node in self._after.get(each, [()] * self.replicas.here)[place]
+                )
+                for place in range(self.replicas.here)
+            ]
+            self.build.control = [(*a, *b) for a, b in zip(outer, before, strict=True)]
+            self.build.source = op.name
+            start = len(self.build.block.nodes)
+            values = [known[tensor] for tensor in op.inputs]
+            try:
+                infer_shapes(op, values, nested=self.nested)
+                outputs = self.operation(op, values)
+            except StepError:
+                raise
+            except Exception as error:
+                raise StepError(
+                    f"The operation {op.name!r} ({op.type}) cannot be divided over replicas: {error!r}.",
+                    hint="report this error with the layer or function that made the operation",
+                ) from error
+            self._after[op] = self._last_nodes(start, before)
+            for tensor, value in zip(op.outputs, outputs, strict=True):
+                known[tensor] = dataclasses.replace(
+                    value, tensor=tensor, whole=value.whole, shape=_narrower(value.shape, tensor)
+                )
+        self.build.control = outer
+        return [known[tensor] for tensor in graph.outputs]
+
+    def _last_nodes(self, start: int, before: list[tuple[Node, ...]]) -> list[tuple[Node, ...]]:
+        """By replica, the nodes after which an operation has run: those with effects, or else all."""
+        made = self.build.block.nodes[start:]
+        made = [node for node in made if node.stateful] or made
+        if not made:
+            return before
+        return [
+            tuple(node for node in made if node.replica in (None, place))
+            for place in range(self.replicas.here)
+        ]
+
+    def operation(self, op: TracedOperation, inputs: list[Value]) -> list[Value]:
+        """Appends what the replicas compute for one operation; returns the values of its outputs."""
+        if op.type == "Placeholder":
+            raise ValueError("it is an input that has no value")
+        if op.type == "Const":
+            return [self.constant(constant_of(op), op.outputs[0].dtype)]
+        found = folded(op, [value.constant for value in inputs])
+        if found is not None:
+            return [self.constant(each, tensor.dtype) for each, tensor in zip(found, op.outputs, strict=True)]
+        rule = RULES.get(op.type)
+        if all(value.replicated for value in inputs) and op.type not in FOR_REPLICATED and not op.stateful:
+            return self.each(op, inputs, REPLICATED)
+        outputs = rule(self, op, inputs) if rule else None
+        return self.whole_operation(op, inputs) if outputs is None else outputs
+
+    def whole_operation(self, op: TracedOperation, inputs: list[Value]) -> list[Value]:
+        """The operation with whole inputs: on each replica the same."""
+        if any(value.sharded for value in inputs):
+            self.gathered[op.type] += 1
+        return self.each(op, [self.whole(value) for value in inputs], REPLICATED)
+
+    # Values
+
+    def each(
+        self,
+        op: TracedOperation,
+        inputs: Sequence[Value],
+        layouts: Layout | Sequence[Layout],
+        *,
+        entries: Sequence[tuple[Entry, ...] | None] = (),
+        **attributes: Any,
+    ) -> list[Value]:
+        """Appends the operation for each replica, with that replica's parts of the inputs.
+
+        An operation that would be the same on all replicas of this process is appended once.
+
+        Args:
+            op: the operation.
+            inputs: its inputs.
+            layouts: the layout of the outputs, or one for each.
+            entries: what is known of the entries of each output.
+            attributes: attributes that differ from those of the traced operation.
+        """
+        changed = {name: attribute(value) for name, value in attributes.items()}
+        given = {name: value for name, value in op.node.attr.items() if not name.startswith("_")} | changed
+        dtypes = [tensor.dtype for tensor in op.outputs]
+        same = all(part == value.parts[0] for value in inputs for part in value.parts)
+        here = self.replicas.here
+        if same:
+            made = [self._node(op, inputs, 0, given, dtypes, None)] * here
+        else:
+            made = [self._node(op, inputs, place, given, dtypes, place) for place in range(here)]
+        found = list(layouts) if isinstance(layouts, Sequence) else [layouts] * len(dtypes)
+        return [
+            Value(
+                tuple(refs[index] for refs in made),
+                found[index],
+                tensor.shape,
+                entries[index] if index < len(entries) else None,
+            )
+            for index, tensor in enumerate(op.outputs)
+        ]
+
+    def _node(
+        self,
+        op: TracedOperation,
+        inputs: Sequence[Value],
+        place: int,
+        attributes: Mapping[str, Any],
+        dtypes: Sequence[tf.DType],
+        replica: int | None,
+    ) -> tuple[Ref, ...]:
+        parts = [value.parts[place] for value in inputs]
+        return self.build.node(op.type, parts, attributes, dtypes, stateful=op.stateful, replica=replica)
+
+    def sizes(self, op: TracedOperation, inputs: Sequence[Value], entries: Sequence[Entry]) -> list[Value]:
+        """Appends an operation on sizes whose only output has these entries."""
+        known = tuple(entries)
+        (found,) = self.each(op, inputs, layout_of_sizes(known), entries=[known])
+        return [found]
+
+    # Functions that operations call
+
+    def called(self, op: TracedOperation, name: str) -> TracedGraph:
+        """The function `name` that an operation calls."""
+        if name not in self._traced:
+            self._traced[name] = read_graph(self._functions(op, name))
+        return self._traced[name]
+
+    def tried(self, make: Callable[[], list[Value]]) -> list[Value]:
+        """What `make` returns when its nodes go to a block that is thrown away: only layouts count."""
+        build, groups, gathered, after = self.build, dict(self._groups), self.gathered, dict(self._after)
+        self.build = Builder(NodeBlock(), self.replicas.here)
+        self.gathered = Counter()
+        try:
+            return make()
+        finally:
+            self.build, self._groups, self.gathered, self._after = build, groups, gathered, after
+
+
+def _narrower(shape: Shape, tensor: TracedTensor) -> Shape:
+    """What is known of a shape from both sides."""
+    if shape is None or tensor.shape is None:
+        return tensor.shape if shape is None else shape
+    return tuple(a if a is not None else b for a, b in zip(tensor.shape, shape, strict=True))

@@ -1,0 +1,39 @@
+"""Which replicas a process has, and how many rows of a group each of them has."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from dtrain.partition.nodes import Ref
+
+
+@dataclasses.dataclass(frozen=True)
+class RowGroup:
+    """How many rows of a group each replica has.
+
+    Attributes:
+        local: the number of rows, by replica of this process.
+        begin: the number of the first of them in the whole, likewise.
+        total: the number of rows of all replicas.
+    """
+
+    local: tuple[Ref, ...]
+    begin: tuple[Ref, ...]
+    total: Ref
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicas:
+    """Which replicas a process has.
+
+    Attributes:
+        here: the number of replicas of this process.
+        world: the number of all replicas.
+        first: the number of the first of this process.
+        devices: the device of each replica of this process; none if TensorFlow places them.
+    """
+
+    here: int
+    world: int
+    first: int = 0
+    devices: tuple[str, ...] = ()

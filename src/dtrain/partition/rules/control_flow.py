@@ -1,0 +1,180 @@
+"""Rules for operations that call functions: these are partitioned, too, for the layouts of their inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from dtrain.partition.conversion import common_shape, joined
+from dtrain.partition.layouts import REPLICATED, Layout, Sharded
+from dtrain.partition.nodes import BRANCH, LOOP, Builder, NodeBlock, Ref
+from dtrain.partition.partitioner import Partitioner, rule
+from dtrain.partition.traced import Shape, TracedGraph, TracedOperation
+from dtrain.partition.values import Value
+
+_TRIES = 8  # to find the layouts of a loop; each try can only make values whole, so few are needed
+
+
+@rule("PartitionedCall", "StatefulPartitionedCall", for_replicated=True)
+def _call(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    return step.run(step.called(op, op.attribute("f").name), inputs)
+
+
+@rule("If", "StatelessIf", for_replicated=True)
+def _if(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    names = [op.attribute(each).name for each in ("then_branch", "else_branch")]
+    return _branches(step, op, inputs, names)
+
+
+@rule("Case", "StatelessCase", for_replicated=True)
+def _case(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    return _branches(step, op, inputs, [each.name for each in op.attribute("branches")])
+
+
+def _branches(
+    step: Partitioner, op: TracedOperation, inputs: list[Value], names: Sequence[str]
+) -> list[Value]:
+    """Which branch runs is the same on all replicas; results have a layout that all branches can give."""
+    index, *rest = inputs
+    index = step.whole(index)
+    if op.type.endswith("If") and index.dtype != tf.bool:
+        index = _truth(step, index)
+    rest = [step.whole(value) if value.counts_rows else value for value in rest]
+    graphs = [step.called(op, name) for name in names]
+    found = [step.tried(lambda graph=graph: step.run(graph, rest)) for graph in graphs]  # type: ignore[misc]
+    layouts = [
+        joined([value.layout if step.is_known(value.layout) else REPLICATED for value in values])
+        for values in zip(*found, strict=True)
+    ]
+    shapes = [common_shape([value.shape for value in values]) for values in zip(*found, strict=True)]
+    bodies = [_body(step, graph, rest, layouts) for graph in graphs]
+    parts = [part for value in rest for part in value.parts]
+    dtypes = [tensor.dtype for tensor in op.outputs for _ in range(step.replicas.here)]
+    made = step.build.node(
+        BRANCH, [index.parts[0], *parts], {}, [*dtypes, tf.int32], stateful=False, bodies=bodies
+    )
+    return _grouped(step, made, layouts, shapes)
+
+
+def _truth(step: Partitioner, value: Value) -> Value:
+    build = step.build
+    zero = build.constant(0, value.dtype)
+    found = build.op(
+        "NotEqual", [value.parts[0], zero], tf.bool, T=value.dtype, incompatible_shape_error=True
+    )
+    return Value((found,) * step.replicas.here, REPLICATED, ())
+
+
+def _body(
+    step: Partitioner, graph: TracedGraph, inputs: Sequence[Value], layouts: Sequence[Layout]
+) -> NodeBlock:
+    """A function as a block: all parts of all inputs go in, all parts of all outputs come out."""
+    outer, block = step.build, NodeBlock()
+    step.build = Builder(block, step.replicas.here)
+    try:
+        values = [
+            dataclasses.replace(
+                value,
+                parts=tuple(block.input(part.dtype) for part in value.parts),
+                entries=value.entries,
+                whole={},
+            )
+            for value in inputs
+        ]
+        outputs = [
+            step.with_layout(value, layout)
+            for value, layout in zip(step.run(graph, values), layouts, strict=True)
+        ]
+        block.outputs = [part for value in outputs for part in value.parts]
+    finally:
+        step.build = outer
+    return block
+
+
+def _grouped(
+    step: Partitioner, made: Sequence[Ref], layouts: Sequence[Layout], shapes: Sequence[Shape]
+) -> list[Value]:
+    here = step.replicas.here
+    return [
+        Value(tuple(made[place * here : (place + 1) * here]), layout, shape)
+        for place, (layout, shape) in enumerate(zip(layouts, shapes, strict=True))
+    ]
+
+
+@rule("While", "StatelessWhile", for_replicated=True)
+def _while(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    """The layouts of what a loop carries are those that its body keeps: found by trying."""
+    inputs = [step.whole(value) if value.counts_rows else value for value in inputs]
+    invariant = [
+        dataclasses.replace(value, shape=tensor.traced_shape, constant=None, entries=None)
+        for value, tensor in zip(inputs, op.outputs, strict=True)
+    ]
+    body = step.called(op, op.attribute("body").name)
+    condition = step.called(op, op.attribute("cond").name)
+    moving = [
+        place
+        for place, tensor in enumerate(body.outputs)
+        if tensor is not body.inputs[place] and tensor.dtype != tf.resource
+    ]
+    fixed = [place for place in range(len(inputs)) if place not in moving]
+    carried = {place: inputs[place].layout for place in moving}
+    shapes = {place: invariant[place].shape for place in moving}
+
+    def given(block: NodeBlock) -> list[Value]:
+        """The inputs of the body: first what is carried, then the rest."""
+        found: dict[int, Value] = {}
+        for place in [*moving, *fixed]:
+            parts = tuple(block.input(part.dtype) for part in inputs[place].parts)
+            if place in moving:
+                found[place] = Value(parts, carried[place], shapes[place])
+            else:
+                found[place] = dataclasses.replace(inputs[place], parts=parts, whole={})
+        return [found[place] for place in range(len(inputs))]
+
+    for _ in range(_TRIES):
+        outputs = step.tried(lambda: step.run(body, given(step.build.block)))
+        before = dict(carried)
+        for place in moving:
+            found = outputs[place].layout
+            found = found if step.is_known(found) else REPLICATED
+            carried[place] = joined([carried[place], found])
+        if before == carried:
+            break
+    else:
+        raise ValueError("the layouts of what the loop carries do not settle")
+    start = {place: step.with_layout(inputs[place], carried[place]) for place in moving}
+    outer, blocks = step.build, []
+    for graph, wanted in ((condition, None), (body, moving)):
+        block = NodeBlock()
+        step.build = Builder(block, step.replicas.here)
+        try:
+            outputs = step.run(graph, given(block))
+            if wanted is None:
+                outputs = [step.whole(outputs[0])]
+                block.outputs = [outputs[0].parts[0]]
+            else:
+                outputs = [step.with_layout(outputs[place], carried[place]) for place in wanted]
+                block.outputs = [part for value in outputs for part in value.parts]
+        finally:
+            step.build = outer
+        blocks.append(block)
+    parts = [part for place in moving for part in start[place].parts]
+    parts += [part for place in fixed for part in inputs[place].parts]
+    dtypes = [inputs[place].dtype for place in moving for _ in range(step.replicas.here)]
+    invariants = [
+        _invariant(carried[place], shapes[place]) for place in moving for _ in range(step.replicas.here)
+    ]
+    attributes = {"shapes": invariants, "parallel_iterations": op.attribute("parallel_iterations")}
+    made = step.build.node(LOOP, parts, attributes, dtypes, bodies=blocks)
+    results = _grouped(step, made, list(carried.values()), list(shapes.values()))
+    found_by_place = dict(zip(moving, results, strict=True))
+    return [found_by_place.get(place, inputs[place]) for place in range(len(inputs))]
+
+
+def _invariant(layout: Layout, shape: Shape) -> Shape:
+    """The static shape of the parts of what a loop carries."""
+    if shape is None or not isinstance(layout, Sharded):
+        return shape
+    return tuple(None if dim == layout.dim else size for dim, size in enumerate(shape))

@@ -1,0 +1,141 @@
+"""Rules for reductions. Over the rows, each replica reduces its own, and the results are combined."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from dtrain.partition.layouts import PARTIAL, REPLICATED
+from dtrain.partition.nodes import ALL_GATHER, Ref
+from dtrain.partition.partitioner import Partitioner, rule
+from dtrain.partition.rules.sizes import prod
+from dtrain.partition.traced import TracedOperation
+from dtrain.partition.values import Value
+
+
+def axes_of(axes: Value, rank: int) -> list[int] | None:
+    """The dimensions that a constant names; None if it is not known."""
+    return None if axes.constant is None else sorted({int(each) % rank for each in axes.constant.reshape(-1)})
+
+
+@rule("Sum", "Mean", "Max", "Min", "All", "Any", "Prod", "EuclideanNorm")
+def _reduction(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    value, axes_value = inputs
+    if value.counts_rows:
+        return prod(step, op, inputs) if op.type == "Prod" else None
+    if not axes_value.replicated:
+        return None
+    if value.partial:
+        return (
+            step.each(op, inputs, PARTIAL)
+            if op.type in ("Sum", "Mean") and op.outputs[0].dtype.is_floating
+            else None
+        )
+    if value.sharded is None or value.rank is None:
+        return None
+    axes, dim = axes_of(axes_value, value.rank), value.sharded.dim
+    if axes is None:
+        return _along_unknown(step, op, inputs, dim)
+    if dim not in axes:
+        to = dim if op.attribute("keep_dims") else dim - sum(axis < dim for axis in axes)
+        return step.each(op, inputs, value.sharded.along(to))
+    if op.type == "Sum":
+        return step.each(op, inputs, PARTIAL)
+    if op.type == "Mean":
+        return _mean(step, op, value, axes_value, axes) if op.outputs[0].dtype.is_floating else None
+    return _combined(step, op, inputs)
+
+
+def _along_unknown(
+    step: Partitioner, op: TracedOperation, inputs: list[Value], dim: int
+) -> list[Value] | None:
+    """The gradient of broadcasting: a sum whose axes depend on sizes, then a reshape."""
+    axes = inputs[1]
+    if op.type != "Sum" or {each.type for each in op.outputs[0].consumers} != {"Reshape"}:
+        return None
+    if dim in axes.summed:
+        return step.each(op, inputs, PARTIAL)
+    if dim not in axes.kept:
+        return None
+    (found,) = step.each(op, inputs, inputs[0].layout, keep_dims=True)
+    found.shape = None if inputs[0].shape is None else (None,) * len(inputs[0].shape)
+    return [found]
+
+
+def _mean(
+    step: Partitioner, op: TracedOperation, value: Value, axes_value: Value, axes: list[int]
+) -> list[Value]:
+    """Each replica's sum, divided by the number of entries of all."""
+    build, rows = step.build, value.division.rows
+    group = step.group(rows)
+    others = [axis for axis in axes if axis != value.division.dim]
+    keep = op.attribute("keep_dims")
+
+    def part(place: int) -> Ref:
+        own = value.parts[place]
+        total = build.op(
+            "Sum", [own, axes_value.parts[place]], T=own.dtype, Tidx=axes_value.dtype, keep_dims=keep
+        )
+        number, count = rows.factor, build.cast(group.total, own.dtype)
+        for axis in others:
+            size = value.sizes[axis]
+            if size is None:
+                count = build.binary("Mul", count, build.cast(build.entry(build.shape(own), axis), own.dtype))
+            else:
+                number *= size
+        return build.binary("RealDiv", total, build.times(count, number))
+
+    return [step.by_part(part, PARTIAL, op.outputs[0].shape)]
+
+
+def _combined(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value]:
+    """Reduces each replica's rows, gathers the results, and reduces these."""
+    (own,) = step.each(op, inputs, PARTIAL)
+    build = step.build
+    rank = own.rank
+    rows = [build.expand(part, 0) for part in own.parts]
+    (gathered,) = build.node(
+        ALL_GATHER, rows, {"dim": 0, "rank": None if rank is None else rank + 1}, [own.dtype]
+    )
+    types = {} if op.type in ("All", "Any") else {"T": own.dtype}
+    found = build.op(
+        op.type, [gathered, build.constant(0, tf.int32)], Tidx=tf.int32, keep_dims=False, **types
+    )
+    return [Value((found,) * step.replicas.here, REPLICATED, own.shape)]
+
+
+@rule("L2Loss")
+def _l2_loss(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    return step.each(op, inputs, PARTIAL) if inputs[0].sharded else None
+
+
+@rule("BiasAddGrad")
+def _bias_gradient(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    (value,) = inputs
+    if value.partial:
+        return step.each(op, inputs, PARTIAL)
+    if value.sharded is None or value.rank is None:
+        return None
+    channel = 1 if op.attribute("data_format") == b"NCHW" else value.rank - 1
+    return step.each(op, inputs, PARTIAL if value.sharded.dim != channel else value.sharded.along(0))
+
+
+@rule("UnsortedSegmentSum")
+def _segment_sum(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    data, ids, number = inputs
+    if data.sharded is None or data.layout != ids.layout or not number.replicated:
+        return None
+    return step.each(op, inputs, PARTIAL)
+
+
+@rule("ArgMax", "ArgMin", "Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2")
+def _along_axis(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    value, axis = inputs
+    if value.partial and op.type in ("Cumsum", "ReverseV2") and axis.replicated:
+        return step.each(op, inputs, PARTIAL)
+    if value.sharded is None or value.rank is None:
+        return None
+    axes, dim = axes_of(axis, value.rank), value.sharded.dim
+    if axes is None or dim in axes:
+        return None
+    moved = op.type.startswith("Arg") and axes[0] < dim
+    return step.each(op, inputs, value.sharded.along(dim - moved))

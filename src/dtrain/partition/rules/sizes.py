@@ -1,0 +1,149 @@
+"""Rules for the arithmetic of shapes: which entry of a vector of sizes counts rows stays known.
+
+A size that is used as a shape stays each replica's own. One that is used in other arithmetic is made whole,
+without communication, since all replicas know how many rows each of them has.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dtrain.partition.layouts import REPLICATED, Entry, RowCount
+from dtrain.partition.partitioner import Partitioner, rule
+from dtrain.partition.rules.slices import alike
+from dtrain.partition.traced import TracedOperation
+from dtrain.partition.values import Value, layout_of_sizes
+
+
+def entries_of_shape(value: Value) -> tuple[Entry, ...]:
+    """What is known of the shape of a part."""
+    found: list[Entry] = list(value.sizes)
+    if value.sharded:
+        found[value.sharded.dim] = value.sharded.rows
+    return tuple(found)
+
+
+@rule("Shape", "ShapeN", for_replicated=True)
+def _shape(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    if any(value.shape is None for value in inputs):
+        return None if any(value.sharded for value in inputs) else step.each(op, inputs, layout_of_sizes(()))
+    entries = [entries_of_shape(value) for value in inputs]
+    found = step.each(op, inputs, [layout_of_sizes(each) for each in entries], entries=entries)
+    for value, each in zip(found, entries, strict=True):
+        if all(isinstance(entry, int) for entry in each):
+            value.constant = np.array(each, value.dtype.as_numpy_dtype)
+    return found
+
+
+@rule("Size")
+def _size(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    (value,) = inputs
+    if value.partial:
+        return step.each(op, inputs, layout_of_sizes(()))
+    return _product(step, op, inputs, entries_of_shape(value)) if value.sharded and value.shape else None
+
+
+@rule("Prod")
+def prod(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    """The product of the entries of a shape; other products are reductions."""
+    value, axes = inputs
+    if value.counts_rows and value.entries and axes.constant is not None and op.outputs[0].shape == ():
+        return _product(step, op, inputs, value.entries)
+    return None
+
+
+def _product(
+    step: Partitioner, op: TracedOperation, inputs: list[Value], entries: tuple[Entry, ...]
+) -> list[Value] | None:
+    rows = [each for each in entries if isinstance(each, RowCount)]
+    others = [each for each in entries if not isinstance(each, RowCount)]
+    if len(rows) != 1 or None in others:
+        return None
+    number = int(np.prod([each for each in others if isinstance(each, int)], dtype=np.int64))
+    return step.sizes(op, inputs, [rows[0].times(number)])
+
+
+@rule("Pack", for_replicated=True)
+def pack(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    """Packs sizes into a shape; other values are divided or partial alike."""
+    if all(value.rank == 0 and value.dtype.is_integer for value in inputs):
+        inputs = [value if value.counts_rows else step.whole(value) for value in inputs]
+        return step.sizes(op, inputs, [value.entries[0] if value.entries else None for value in inputs])
+    if inputs[0].rank is None:
+        return None
+    axis = op.attribute("axis") % (inputs[0].rank + 1)
+    return alike(step, op, inputs, (), lambda dim: dim + (dim >= axis))
+
+
+@rule("Unpack", for_replicated=True)
+def _unpack(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    (value,) = inputs
+    if value.entries is not None and value.rank == 1:
+        entries = [(each,) for each in value.entries]
+        return step.each(op, inputs, [layout_of_sizes(each) for each in entries], entries=entries)
+    if value.partial or value.replicated:
+        return step.each(op, inputs, value.layout)
+    if value.sharded is None or value.rank is None:
+        return None
+    axis, dim = op.attribute("axis") % value.rank, value.sharded.dim
+    return None if axis == dim else step.each(op, inputs, value.sharded.along(dim - (dim > axis)))
+
+
+@rule("DynamicStitch", for_replicated=True)
+def _stitch(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    half = len(inputs) // 2
+    found: dict[int, Entry] = {}
+    for places, value in zip(inputs[:half], inputs[half:], strict=True):
+        if places.constant is None or value.entries is None:
+            return None
+        found.update(zip(map(int, places.constant.reshape(-1)), value.entries, strict=True))
+    return step.sizes(op, inputs, [found.get(place) for place in range(max(found) + 1)])
+
+
+@rule("BroadcastGradientArgs", for_replicated=True)
+def _broadcast_gradient(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    """Which dimensions a gradient is summed over. They do not depend on a replica's rows."""
+    shapes = [value.entries for value in inputs]
+    if shapes[0] is None or shapes[1] is None:
+        return None
+    rank = max(len(each) for each in shapes if each is not None)
+    left, right = ((1,) * (rank - len(each)) + each for each in shapes if each is not None)
+    summed: list[set[int]] = [set(), set()]
+    kept: list[set[int]] = [set(), set()]
+    for dim, pair in enumerate(zip(left, right, strict=True)):
+        rows = [each for each in pair if isinstance(each, RowCount)]
+        if rows and (None in pair or (len(set(pair)) > 1 and 1 not in pair)):
+            return None
+        for own, other, surely, never in zip(pair, pair[::-1], summed, kept, strict=True):
+            if own == 1:
+                surely.add(dim)
+            elif own is not None or (rows and own == other):
+                never.add(dim)
+    if all(len(a) + len(b) == rank for a, b in zip(summed, kept, strict=True)):
+        return [
+            step.constant(np.array(sorted(each), np.int64), tensor.dtype)
+            for each, tensor in zip(summed, op.outputs, strict=True)
+        ]
+    found = step.each(op, inputs, REPLICATED)
+    for value, surely, never in zip(found, summed, kept, strict=True):
+        value.summed, value.kept = frozenset(surely), frozenset(never)
+    return found
+
+
+@rule("ConcatOffset", for_replicated=True)
+def _concat_offset(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    """Where the inputs of a concatenation begin in it: each replica's own where another axis is divided."""
+    axis, shapes = inputs[0].scalar_constant, [value.entries for value in inputs[1:]]
+    known = [each for each in shapes if each is not None]
+    if axis is None or len(known) < len(shapes) or any(isinstance(each[axis], RowCount) for each in known):
+        return None
+    found, begin = [], 0
+    for each in known:
+        entries: list[Entry] = [0] * len(each)
+        entries[axis] = begin
+        found.append(tuple(entries))
+        size = each[axis]
+        if not isinstance(size, int):
+            return None
+        begin += size
+    return step.each(op, inputs, layout_of_sizes(()), entries=found)

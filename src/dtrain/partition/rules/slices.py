@@ -1,0 +1,251 @@
+"""Rules for operations that cut and join tensors: slice, concatenate, split, pad, gather."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from dtrain.partition.layouts import PARTIAL, REPLICATED, Entry
+from dtrain.partition.partitioner import Partitioner, rule
+from dtrain.partition.traced import TracedOperation
+from dtrain.partition.values import Value, rows_in_shape
+
+
+def alike(
+    step: Partitioner,
+    op: TracedOperation,
+    values: list[Value],
+    rest: Sequence[Value],
+    move: Callable[[int], int] = lambda dim: dim,
+) -> list[Value] | None:
+    """An operation on several values of equal rank, which it needs divided alike, or all partial.
+
+    Args:
+        step: the partitioner.
+        op: the operation.
+        values: the values.
+        rest: its other inputs, which follow.
+        move: the divided dimension of the result, by that of the values.
+    """
+    if all(value.partial for value in values):
+        return step.each(op, [*values, *rest], PARTIAL)
+    lead = next((value.sharded for value in values if value.sharded), None)
+    if lead is None or any(value.rank is None for value in values):
+        return None
+    found = [step.divided(value, lead) for value in values]
+    if any(value.layout != lead for value in found):
+        return None  # of one entry along the divided dimension
+    return step.each(op, [*found, *rest], lead.along(move(lead.dim)))
+
+
+@rule("StridedSlice", for_replicated=True)
+def _strided_slice(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    value, begin, end, stride = inputs
+    constants = [each.constant for each in (begin, end, stride)]
+    if value.entries is not None and value.rank == 1 and not op.attribute("new_axis_mask"):
+        if any(each is None for each in constants):
+            return None
+        entries = _entries_sliced(op, value.entries, [int(each[0]) for each in constants if each is not None])
+        return step.sizes(op, inputs, entries)
+    if value.counts_rows:
+        return None
+    inputs = [value, *map(step.whole, inputs[1:])]
+    if not value.sharded:
+        return step.each(op, inputs, value.layout)
+    if value.shape is None:
+        return None
+    to = _through(_slice_of_dims(op, value.shape, constants), value.sharded.dim)
+    return None if to is None else step.each(op, inputs, value.sharded.along(to))
+
+
+def _entries_sliced(op: TracedOperation, entries: tuple[Entry, ...], bounds: list[int]) -> tuple[Entry, ...]:
+    begin, end, stride = bounds
+    if op.attribute("shrink_axis_mask"):
+        return (entries[begin],)
+    if op.attribute("ellipsis_mask"):
+        return entries
+    first = None if op.attribute("begin_mask") else begin
+    return entries[slice(first, None if op.attribute("end_mask") else end, stride)]
+
+
+_KEPT, _CUT, _DROPPED, _NEW = "kept", "cut", "dropped", "new"
+
+
+def _slice_of_dims(
+    op: TracedOperation, shape: tuple[int | None, ...], bounds: list[np.ndarray | None]
+) -> list[str]:
+    """What a strided slice does with each dimension of its input."""
+    masks = {
+        name: op.attribute(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    }
+    count = op.inputs[1].shape[0] if op.inputs[1].shape else None
+    if count is None:
+        return [_CUT] * len(shape)
+
+    def has(name: str, place: int) -> bool:
+        return bool(masks[name] >> place & 1)
+
+    used = sum(not has("ellipsis", place) and not has("new_axis", place) for place in range(count))
+    begin, end, stride = bounds
+    found: list[str] = []
+    dim = 0
+    for place in range(count):
+        if has("ellipsis", place):
+            found += [_KEPT] * (len(shape) - used)
+            dim += len(shape) - used
+        elif has("new_axis", place):
+            found.append(_NEW)
+        elif has("shrink_axis", place):
+            found.append(_DROPPED)
+            dim += 1
+        else:
+            size = shape[dim]
+            from_first = has("begin", place) or (begin is not None and begin[place] == 0)
+            to_last = has("end", place) or (end is not None and size is not None and end[place] >= size)
+            every = stride is not None and stride[place] == 1
+            found.append(_KEPT if from_first and to_last and every else _CUT)
+            dim += 1
+    return found + [_KEPT] * (len(shape) - dim)
+
+
+def _through(slices: list[str], dim: int) -> int | None:
+    """Where a dimension of the input is in the result; None if it is cut or dropped."""
+    at = to = 0
+    for each in slices:
+        if each == _NEW:
+            to += 1
+            continue
+        if at == dim:
+            return to if each == _KEPT else None
+        at += 1
+        to += each != _DROPPED
+    return None
+
+
+@rule("StridedSliceGrad")
+def _strided_slice_gradient(
+    step: Partitioner, op: TracedOperation, inputs: list[Value]
+) -> list[Value] | None:
+    shape, gradient = inputs[0], inputs[4]
+    if gradient.partial and shape.replicated:
+        return step.each(op, [shape, *map(step.whole, inputs[1:4]), gradient], PARTIAL)
+    counted = rows_in_shape(shape)
+    if gradient.sharded is None or counted is None or shape.entries is None:
+        return None
+    place, rows = counted
+    sizes = tuple(each if isinstance(each, int) else None for each in shape.entries)
+    slices = _slice_of_dims(op, sizes, [each.constant for each in inputs[1:4]])
+    if _through(slices, place) != gradient.sharded.dim or rows != gradient.sharded.rows:
+        return None
+    (found,) = step.each(op, [shape, *map(step.whole, inputs[1:4]), gradient], gradient.sharded.along(place))
+    found.shape = found.shape or sizes
+    return [found]
+
+
+@rule("Slice", for_replicated=True)
+def _slice(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    value, begin, size = inputs
+    if (
+        value.entries is not None
+        and value.rank == 1
+        and begin.constant is not None
+        and size.constant is not None
+    ):
+        first, number = int(begin.constant[0]), int(size.constant[0])
+        return step.sizes(op, inputs, value.entries[first : None if number < 0 else first + number])
+    if value.counts_rows:
+        return None
+    if value.sharded is None:
+        return step.each(op, [value, step.whole(begin), step.whole(size)], value.layout)
+    dim = value.sharded.dim
+    if not begin.replicated or begin.entries is None or begin.entries[dim] != 0 or size.entries is None:
+        return None
+    if size.entries[dim] != value.sharded.rows and size.entries[dim] != -1:
+        return None
+    return step.each(op, inputs, value.layout)
+
+
+@rule("ConcatV2", for_replicated=True)
+def _concat(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    *values, axis = inputs
+    if all(value.entries is not None and value.rank == 1 for value in values):
+        return step.sizes(op, inputs, [entry for value in values for entry in value.entries or ()])
+    values = [step.whole(value) if value.counts_rows else value for value in values]
+    if all(value.replicated for value in values):
+        return step.each(op, [*values, step.whole(axis)], REPLICATED)
+    if axis.scalar_constant is None or values[0].rank is None:
+        return None
+    place = axis.scalar_constant % values[0].rank
+    if any(value.sharded and value.sharded.dim == place for value in values):
+        return None
+    return alike(step, op, values, [axis])
+
+
+@rule("Split", "SplitV")
+def _split(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    value, axis = (inputs[1], inputs[0]) if op.type == "Split" else (inputs[0], inputs[2])
+    if not all(each.replicated for each in inputs if each is not value):
+        return None
+    if value.partial:
+        return step.each(op, inputs, PARTIAL)
+    if value.sharded is None or axis.scalar_constant is None or value.rank is None:
+        return None
+    return (
+        step.each(op, inputs, value.layout)
+        if axis.scalar_constant % value.rank != value.sharded.dim
+        else None
+    )
+
+
+@rule("Pad", "PadV2", "MirrorPad")
+def _pad(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    value, by = inputs[:2]
+    if value.partial and op.type != "PadV2" and by.replicated:
+        return step.each(op, inputs, PARTIAL)
+    if value.sharded is None or by.constant is None or by.constant[value.sharded.dim].any():
+        return None
+    return step.each(op, [value, *map(step.whole, inputs[1:])], value.layout)
+
+
+@rule("GatherV2", for_replicated=True)
+def _gather(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    value, indices, axis_value = inputs
+    axis = axis_value.scalar_constant
+    if value.entries is not None and value.rank == 1 and indices.constant is not None:
+        return step.sizes(op, inputs, [value.entries[int(each)] for each in indices.constant.reshape(-1)])
+    if all(each.replicated for each in inputs):
+        return step.each(op, inputs, REPLICATED)
+    if axis is None or value.counts_rows or indices.counts_rows or value.rank is None or indices.rank is None:
+        return None
+    axis %= value.rank
+    batch_dims = op.attribute("batch_dims")
+    if batch_dims:
+        lead = next(
+            (each.sharded for each in (value, indices) if each.sharded and each.sharded.dim < batch_dims),
+            None,
+        )
+        if lead is None:
+            return None
+        found = [step.divided(each, lead) for each in (value, indices)]
+        return (
+            step.each(op, [*found, axis_value], lead) if all(each.layout == lead for each in found) else None
+        )
+    if value.partial and indices.replicated:
+        return step.each(op, inputs, PARTIAL)
+    if value.sharded and value.sharded.dim != axis and not indices.sharded:
+        moved = value.sharded.dim + (indices.rank - 1 if value.sharded.dim > axis else 0)
+        return step.each(op, [value, step.whole(indices), axis_value], value.sharded.along(moved))
+    if indices.sharded:
+        return step.each(
+            op, [step.whole(value), indices, axis_value], indices.sharded.along(axis + indices.sharded.dim)
+        )
+    return None
+
+
+@rule("GatherNd")
+def _gather_nd(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    value, indices = inputs
+    if indices.sharded is None or indices.rank is None or indices.sharded.dim == indices.rank - 1:
+        return None
+    return step.each(op, [step.whole(value), indices], indices.layout)

@@ -1,0 +1,136 @@
+"""A tensor of the traced function, as the replicas of this process have it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from dtrain.partition.layouts import (
+    LOCAL_SIZES,
+    REPLICATED,
+    Entry,
+    Layout,
+    ListOf,
+    Partial,
+    RowCount,
+    Sharded,
+)
+from dtrain.partition.nodes import NodeBlock, Ref
+from dtrain.partition.traced import Shape, TracedOperation, TracedTensor
+
+
+@dataclasses.dataclass(eq=False)
+class Value:
+    """The parts of a tensor, and their layout.
+
+    Attributes:
+        parts: one for each replica of this process.
+        layout: how the parts of all replicas make the value.
+        shape: the static shape of the whole value.
+        entries: of an integer or a vector of integers, what is known of each entry.
+        constant: the whole value, where it is known.
+        tensor: the traced tensor; None for a value that only the partitioned function has.
+        variable_shape: of the handle of a variable, the variable's static shape.
+        summed, kept: of axes that only the running step knows, those that surely are among them, and not.
+        reserved: of a list that has no elements yet, the operation that made it, and its inputs.
+    """
+
+    parts: tuple[Ref, ...]
+    layout: Layout
+    shape: Shape
+    entries: tuple[Entry, ...] | None = None
+    constant: np.ndarray | None = None
+    tensor: TracedTensor | None = None
+    variable_shape: Shape = None
+    summed: frozenset[int] = frozenset()
+    kept: frozenset[int] = frozenset()
+    reserved: tuple[TracedOperation, list[Value]] | None = None
+    whole: dict[NodeBlock, Value] = dataclasses.field(default_factory=dict, repr=False)
+
+    @property
+    def dtype(self) -> tf.DType:
+        """The type of its elements."""
+        return self.parts[0].dtype
+
+    @property
+    def rank(self) -> int | None:
+        """The number of dimensions; None if it is not known."""
+        return None if self.shape is None else len(self.shape)
+
+    @property
+    def level(self) -> int:
+        """The rounds of communication before it is known."""
+        return max(part.level for part in self.parts)
+
+    @property
+    def sizes(self) -> tuple[int | None, ...]:
+        """Its shape.
+
+        Raises:
+            ValueError: not even the number of dimensions is known.
+        """
+        if self.shape is None:
+            raise ValueError("the number of its dimensions is not known")
+        return self.shape
+
+    @property
+    def division(self) -> Sharded:
+        """How it is divided.
+
+        Raises:
+            ValueError: it is not divided.
+        """
+        if not isinstance(self.layout, Sharded):
+            raise ValueError(f"a divided value is needed, and this one is {self.layout}")
+        return self.layout
+
+    @property
+    def sharded(self) -> Sharded | None:
+        """Its layout, if it is divided."""
+        return self.layout if isinstance(self.layout, Sharded) else None
+
+    @property
+    def partial(self) -> bool:
+        """Whether it is a sum that is not yet made."""
+        return isinstance(self.layout, Partial)
+
+    @property
+    def replicated(self) -> bool:
+        """Whether each replica has the whole value."""
+        return self.layout == REPLICATED
+
+    @property
+    def listed(self) -> ListOf | None:
+        """Its layout, if it is a list."""
+        return self.layout if isinstance(self.layout, ListOf) else None
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether it holds sizes that are each replica's own."""
+        return self.layout == LOCAL_SIZES
+
+    @property
+    def scalar_constant(self) -> int | None:
+        """The whole number that it is, where it is known and there is only one."""
+        return None if self.constant is None or self.constant.size != 1 else int(self.constant.reshape(-1)[0])
+
+
+def layout_of_sizes(entries: tuple[Entry, ...]) -> Layout:
+    """The layout of an integer value with these entries."""
+    return LOCAL_SIZES if any(isinstance(each, RowCount) for each in entries) else REPLICATED
+
+
+def rows_in_shape(value: Value) -> tuple[int, RowCount] | None:
+    """The place and the rows of the only entry of a vector of sizes that counts rows, if there is one."""
+    found = [(place, each) for place, each in enumerate(value.entries or ()) if isinstance(each, RowCount)]
+    return found[0] if len(found) == 1 and value.counts_rows else None
+
+
+def product(sizes: tuple[Entry, ...] | Shape) -> int | None:
+    """The product of sizes; None if one is not known."""
+    if sizes is None or not all(isinstance(each, int) for each in sizes):
+        return None
+    return math.prod(each for each in sizes if isinstance(each, int))

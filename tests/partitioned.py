@@ -1,0 +1,165 @@
+"""Runs a function on the parts of several replicas, and on the whole, for comparison."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from dtrain.partition.layouts import PARTIAL, REPLICATED, Layout, RowCount, Sharded
+from dtrain.partition.partition import BATCH, Partitioned
+from dtrain.partition.replicas import Replicas
+
+
+def parts_of(array: np.ndarray, layout: Layout, sizes: Sequence[int], seed: int = 0) -> list[np.ndarray]:
+    """The parts of a value, by replica."""
+    if isinstance(layout, Sharded):
+        return np.split(array, np.cumsum(sizes)[:-1] * layout.rows.factor, axis=layout.dim)
+    if layout == REPLICATED:
+        return [array] * len(sizes)
+    assert layout == PARTIAL
+    generator = np.random.default_rng(seed)
+    parts = [generator.normal(size=array.shape).astype(array.dtype) for _ in sizes[1:]]
+    return [array - sum(parts, np.zeros_like(array)), *parts]
+
+
+def traced(
+    function: Callable[..., Any], arrays: Sequence[np.ndarray], layouts: Sequence[Layout], *, static: bool
+) -> Any:
+    """The function as one device runs it; without `static`, the number of rows is not known."""
+    specs = []
+    for array, layout in zip(arrays, layouts, strict=True):
+        shape: list[int | None] = list(array.shape)
+        if isinstance(layout, Sharded) and not static:
+            shape[layout.dim] = None
+        specs.append(tf.TensorSpec(shape, array.dtype))
+    return tf.function(function, autograph=False).get_concrete_function(*specs)
+
+
+def on_replicas(
+    concrete: Any, arrays: Sequence[np.ndarray], layouts: Sequence[Layout], sizes: Sequence[int]
+) -> tuple[list[np.ndarray], Partitioned]:
+    """The outputs of a function that all replicas of one process compute, and how it was divided."""
+    step = Partitioned(concrete, layouts, Replicas(len(sizes), len(sizes)))
+    parts = [parts_of(array, layout, sizes) for array, layout in zip(arrays, layouts, strict=True)]
+    specs = [
+        [tf.TensorSpec(_unknown(each[0], layout), each[0].dtype) for _ in each]
+        for each, layout in zip(parts, layouts, strict=True)
+    ]
+    run = tf.function(lambda rows, given: step(rows, given), autograph=False).get_concrete_function(
+        tf.TensorSpec([len(sizes)], tf.int32), specs
+    )
+    return [each.numpy() for each in run(tf.constant(sizes, tf.int32), parts)], step
+
+
+def _unknown(array: np.ndarray, layout: Layout) -> list[int | None]:
+    shape: list[int | None] = list(array.shape)
+    if isinstance(layout, Sharded):
+        shape[layout.dim] = None
+    return shape
+
+
+class Processes:
+    """Stands for several processes: each is a thread, and what they communicate is exchanged in memory."""
+
+    def __init__(self, number: int) -> None:
+        self._barrier = threading.Barrier(number, timeout=60)
+        self._given: list[Any] = [None] * number
+
+    def member(self, place: int) -> _Member:
+        """The communication of one of them."""
+        return _Member(self, place)
+
+    def exchange(self, place: int, arrays: list[np.ndarray]) -> list[list[np.ndarray]]:
+        """Gives the arrays of all, once all have called it."""
+        self._given[place] = arrays
+        self._barrier.wait()
+        found = list(self._given)
+        self._barrier.wait()
+        return found
+
+
+class _Member:
+    def __init__(self, processes: Processes, place: int) -> None:
+        self._processes = processes
+        self._place = place
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return self._call(tensors, sum)
+
+    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return self._call(tensors, np.concatenate)
+
+    def _call(self, tensors: Sequence[tf.Tensor], combine: Callable[[Any], Any]) -> list[tf.Tensor]:
+        def run(*arrays: np.ndarray) -> list[np.ndarray]:
+            everyone = self._processes.exchange(self._place, list(arrays))
+            return [np.asarray(combine(list(each))) for each in zip(*everyone, strict=True)]
+
+        found = tf.numpy_function(run, list(tensors), [each.dtype for each in tensors])
+        return list(found) if isinstance(found, (list, tuple)) else [found]
+
+
+class StepOnReplicas:
+    """A Keras training step on the parts of each batch, every replica with its own copies of the variables.
+
+    Args:
+        model: a compiled and built model.
+        replicas: the number of replicas.
+        batch: a batch, as examples and targets; others may have more or fewer rows.
+        processes: whether each replica stands for a process, or all are in one.
+    """
+
+    def __init__(
+        self, model: Any, replicas: int, batch: tuple[np.ndarray, np.ndarray], *, processes: bool = False
+    ) -> None:
+        self.replicas = replicas
+        specs = [tf.TensorSpec([None, *each.shape[1:]], each.dtype) for each in batch]
+        self.concrete = tf.function(
+            lambda x, y: model.train_step((x, y)), autograph=False
+        ).get_concrete_function(*specs)
+        self.variables = list(self.concrete.graph.variables)
+        self.copies = [
+            [tf.Variable(each, trainable=False, shape=each.shape) for each in self.variables]
+            for _ in range(replicas)
+        ]
+        places = {id(each.handle): place for place, each in enumerate(self.variables)}
+        layouts = [Sharded(0, RowCount(BATCH))] * 2
+        parts = [[spec] * (1 if processes else replicas) for spec in specs]
+
+        def made(here: int, first: int, communication: Any) -> Any:
+            def copies(captured: Any) -> list[Any] | None:
+                place = places.get(id(captured))
+                if place is None:
+                    return None
+                return [self.copies[each][place].handle for each in range(first, first + here)]
+
+            step = Partitioned(self.concrete, layouts, Replicas(here, replicas, first), copies=copies)
+            self.plan = step
+            run = tf.function(lambda sizes, given: step(sizes, given, communication), autograph=False)
+            return run.get_concrete_function(tf.TensorSpec([replicas], tf.int32), parts)
+
+        if processes:
+            together = Processes(replicas)
+            self.runs = [made(1, place, together.member(place)) for place in range(replicas)]
+        else:
+            self.runs = [made(replicas, 0, None)]
+
+    def __call__(self, x: np.ndarray, y: np.ndarray, sizes: Sequence[int]) -> None:
+        """One step on parts of these sizes."""
+        cuts = np.cumsum(sizes)[:-1]
+        parts = [np.split(each, cuts) for each in (x, y)]
+        rows = tf.constant(sizes, tf.int32)
+        if len(self.runs) == 1:
+            self.runs[0](rows, parts)
+            return
+        with ThreadPoolExecutor(len(self.runs)) as pool:
+            own = [[[each[place]] for each in parts] for place in range(self.replicas)]
+            list(pool.map(lambda run, given: run(rows, given), self.runs, own))
+
+    def on_one_device(self, x: np.ndarray, y: np.ndarray) -> None:
+        """The same step by the stock function, on the model's own variables."""
+        self.concrete(tf.constant(x), tf.constant(y))
