@@ -608,7 +608,8 @@ def graphs_after(make_strategy: Any, models: int) -> int:
     del model
     gc.collect()
     # Keras builds the layers in a scratch graph, and it keeps those of `silu`.
-    graphs = [each for each in gc.get_objects() if isinstance(each, FuncGraph)]
+    # `isinstance` would ask weak proxies, whose objects may be gone.
+    graphs = [each for each in gc.get_objects() if issubclass(type(each), FuncGraph)]
     return sum(not graph.name.startswith("scratch") for graph in graphs)
 
 
