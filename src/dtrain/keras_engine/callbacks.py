@@ -324,8 +324,7 @@ def _followed(paths: set[str], layout: ReplicaLayout) -> set[str]:
     """The paths of this worker that an earlier worker writes to, on a disk that both share."""
     everyone = exchange(layout, sorted(paths), what="paths")
     leader = {path: next(w for w, theirs in enumerate(everyone) if path in theirs) for path in paths}
-    token = secrets.token_hex(8)
-    marks = {path: _leave(path, token) for path in paths if leader[path] == layout.worker}
+    marks = {path: _leave(path) for path in paths if leader[path] == layout.worker}
     all_marks = exchange(layout, marks, what="marks")
     followed = {
         path for path in paths if leader[path] != layout.worker and _seen(all_marks[leader[path]].get(path))
@@ -339,7 +338,7 @@ def _followed(paths: set[str], layout: ReplicaLayout) -> set[str]:
     return followed
 
 
-def _leave(path: str, mark: str) -> str | None:
+def _leave(path: str) -> str | None:
     """Creates a file beside `path`, by which other workers recognise a shared disk.
 
     Returns:
@@ -347,7 +346,7 @@ def _leave(path: str, mark: str) -> str | None:
     """
     if "://" in path:
         return ""
-    beside = Path(path).parent / f".dtrain-{mark}"
+    beside = Path(path).parent / f".dtrain-{secrets.token_hex(8)}"  # several paths may have one folder
     try:
         beside.parent.mkdir(parents=True, exist_ok=True)
         os.close(safe_files.create(beside))
