@@ -55,9 +55,17 @@ class LayoutConversion:
             value.whole[key] = self._made_whole(value)
         return value.whole[key]
 
+    def whole_sizes(self, value: Value) -> Value:
+        """Sizes on each replica those of the whole; any other value as it is."""
+        return self.whole(value) if value.counts_rows else value
+
+    def own_sizes(self, value: Value) -> Value:
+        """Sizes as each replica has them; any other value whole."""
+        return value if value.counts_rows else self.whole(value)
+
     def _made_whole(self, value: Value) -> Value:
         if value.counts_rows:
-            return self._whole_sizes(value)
+            return self._made_whole_sizes(value)
         if value.partial:
             if value.dtype == tf.bool:
                 raise ValueError("a sum of truth values")
@@ -74,7 +82,7 @@ class LayoutConversion:
         (found,) = self.build.node(kind, value.parts, attributes, [value.dtype])
         return Value((found,) * self.replicas.here, REPLICATED, value.shape, tensor=value.tensor)
 
-    def _whole_sizes(self, value: Value) -> Value:
+    def _made_whole_sizes(self, value: Value) -> Value:
         build = self.build
         found = []
         for index, each in enumerate(value.entries or ()):
@@ -167,8 +175,8 @@ class LayoutConversion:
                 build.cast(own, shape.dtype) if each == dim else build.constant(size, shape.dtype)
                 for each, size in enumerate(sizes)
             ]
-            given = {name: content for name, content in op.node.attr.items() if not name.startswith("_")}
-            return build.node(op.type, [build.stack(entries), number.parts[place]], given, [tf.variant])[0]
+            inputs = [build.stack(entries), number.parts[place]]
+            return build.node(op.type, inputs, op.attributes, [tf.variant])[0]
 
         return self.by_part(part, layout, value.shape)
 
@@ -237,21 +245,6 @@ class LayoutConversion:
             tuple(build.entry(ends, place) for place in places),
             total,
         )
-
-    def new_rows(self, parts: Sequence[Ref], dim: int, name: str) -> RowCount:
-        """The rows of values whose numbers of rows are known only when the step runs."""
-        key = (name, len(self._groups))
-        build = self.build
-        local = [build.expand(build.entry(build.shape(part), dim), 0) for part in parts]
-        (sizes,) = build.node(ALL_GATHER, local, {"dim": 0, "rank": 1}, [tf.int32])
-        self.define_group(key, sizes)
-        return RowCount(key)
-
-    def is_known(self, layout: Layout) -> bool:
-        """Whether the rows of a layout are of a group that is defined here."""
-        if isinstance(layout, ListOf):
-            return layout.element is None or self.is_known(layout.element)
-        return not isinstance(layout, Sharded) or layout.rows.group in self._groups
 
 
 def joined(layouts: Sequence[Layout]) -> Layout:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import tensorflow as tf
 
@@ -54,18 +54,11 @@ class Emission:
     Args:
         communication: how processes communicate.
         devices: the device of each replica of this process; none if TensorFlow places them.
-        library: the functions that the operations call.
     """
 
-    def __init__(
-        self,
-        communication: ProcessCommunication,
-        devices: Sequence[str] = (),
-        library: Callable[[str], Any] | None = None,
-    ) -> None:
+    def __init__(self, communication: ProcessCommunication, devices: Sequence[str] = ()) -> None:
         self._communication = communication
         self._devices = tuple(devices)
-        self._library = library
 
     def emit(
         self, block: NodeBlock, inputs: Sequence[tf.Tensor], outer: Mapping[Ref, tf.Tensor] | None = None
@@ -206,7 +199,7 @@ class Emission:
 
 def _needed(block: NodeBlock) -> list[Node]:
     """The nodes that results and effects need, in their order."""
-    waiting = [ref.node for ref in block.outputs] + [node for node in block.nodes if _has_effect(node)]
+    waiting = [ref.node for ref in block.outputs] + [node for node in block.nodes if node.stateful]
     needed = set(waiting)
     while waiting:
         node = waiting.pop()
@@ -215,10 +208,6 @@ def _needed(block: NodeBlock) -> list[Node]:
                 needed.add(each)
                 waiting.append(each)
     return [node for node in block.nodes if node in needed and node.type != INPUT]
-
-
-def _has_effect(node: Node) -> bool:
-    return node.stateful or any(_has_effect(each) for block in node.bodies for each in block.nodes)
 
 
 def _sum(parts: list[tf.Tensor]) -> tf.Tensor:

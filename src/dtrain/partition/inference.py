@@ -25,9 +25,8 @@ def infer_shapes(op: TracedOperation, inputs: Sequence[Value], *, nested: bool) 
         return
     graph_def = tf.compat.v1.GraphDef()
     node = graph_def.node.add(name="inferred", op=op.type)
-    for name, value in op.node.attr.items():
-        if not name.startswith("_"):
-            node.attr[name].CopyFrom(value)
+    for name, value in op.attributes.items():
+        node.attr[name].CopyFrom(value)
     node.input.extend(f"x{place}:0" for place in range(len(inputs)))
     with tf.Graph().as_default() as graph:
         given = {

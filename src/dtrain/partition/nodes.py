@@ -29,7 +29,8 @@ class Node:
         dtypes: the types of its outputs.
         control: nodes that run before it.
         level: the rounds of communication before it can run.
-        stateful: whether it has an effect, or depends on one.
+        stateful: whether it has an effect, or depends on one; of control flow, whether one of its nodes does.
+        communicates: whether it is a collective, or has one in its functions.
         replica: the replica of this process that it belongs to; None for all.
         bodies: of control flow, the blocks of its functions.
         captured: what these read of the block that the node is in, beside the node's inputs.
@@ -43,10 +44,16 @@ class Node:
     control: tuple[Node, ...] = ()
     level: int = 0
     stateful: bool = False
+    communicates: bool = False
     replica: int | None = None
     bodies: tuple[NodeBlock, ...] = ()
     captured: tuple[Ref, ...] = ()
     source: str = ""
+
+    @property
+    def level_after(self) -> int:
+        """The rounds of communication before it has run."""
+        return self.level + self.communicates
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,12 +71,7 @@ class Ref:
     @property
     def level(self) -> int:
         """The rounds of communication before the value is known."""
-        return self.node.level + (self.node.type in COLLECTIVES or has_collectives(self.node))
-
-
-def has_collectives(node: Node) -> bool:
-    """Whether the functions of a node of control flow communicate."""
-    return any(block.communicates for block in node.bodies)
+        return self.node.level_after
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -85,11 +87,6 @@ class NodeBlock:
     nodes: list[Node] = dataclasses.field(default_factory=list)
     inputs: list[Ref] = dataclasses.field(default_factory=list)
     outputs: list[Ref] = dataclasses.field(default_factory=list)
-
-    @property
-    def communicates(self) -> bool:
-        """Whether there is a collective in it."""
-        return any(node.type in COLLECTIVES or has_collectives(node) for node in self.nodes)
 
     def input(self, dtype: tf.DType) -> Ref:
         """Adds an input."""
@@ -139,16 +136,17 @@ class Builder:
         captured = tuple(dict.fromkeys(ref for block in bodies for ref in free_refs(block)))
         places = range(len(self.control)) if replica is None else [replica]
         control = tuple(dict.fromkeys(node for place in places for node in self.control[place]))
-        levels = [each.level for each in (*inputs, *captured)]
-        levels += [Ref(node).level if node.dtypes else node.level for node in control]
+        before = [*(ref.node for ref in (*inputs, *captured)), *control]
+        inner = [node for block in bodies for node in block.nodes]
         made = Node(
             kind,
             tuple(inputs),
             attributes,
             tuple(dtypes),
             control,
-            max(levels, default=0),
-            stateful,
+            max((node.level_after for node in before), default=0),
+            stateful or any(node.stateful for node in inner),
+            kind in COLLECTIVES or any(node.communicates for node in inner),
             replica,
             tuple(bodies),
             captured,

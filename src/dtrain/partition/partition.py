@@ -10,7 +10,7 @@ import tensorflow as tf
 from dtrain.partition import rules
 from dtrain.partition.emission import Emission, OneProcess, ProcessCommunication
 from dtrain.partition.layouts import REPLICATED, Layout, RowCount, Sharded
-from dtrain.partition.nodes import ALL_GATHER, ALL_REDUCE, NodeBlock
+from dtrain.partition.nodes import COLLECTIVES, NodeBlock
 from dtrain.partition.partitioner import Partitioner
 from dtrain.partition.replicas import Replicas
 from dtrain.partition.traced import TracedOperation, read_graph, static_shape
@@ -65,28 +65,26 @@ class Partitioned:
         outside = {tensor.name: captured for captured, tensor in graph.captures}
         variables = {id(each.handle): each.shape for each in graph.variables}
         given = iter(layouts)
-        self._captured: list[Any] = []
+        self._captured: list[Sequence[Any] | None] = []  # of each input; None for those that the caller gives
         inputs = []
         for tensor in traced.inputs:
             shape = tensor.shape
             own: Sequence[Any]
             captured = outside.get(f"{tensor.op.name}:{tensor.index}")
             if captured is None:
+                self._captured.append(None)
                 parts = tuple(self.block.input(tensor.dtype) for _ in range(replicas.here))
                 inputs.append(Value(parts, next(given), shape))
                 continue
             own = copies(captured) or [captured]
-            self._captured += own
+            self._captured.append(own)
             refs = [self.block.input(tensor.dtype) for _ in own]
             parts = tuple(refs if len(refs) > 1 else refs * replicas.here)
             held = variables.get(id(captured))
             inputs.append(Value(parts, REPLICATED, shape, variable_shape=held and static_shape(held)))
-        self._order = list(traced.inputs)
         outputs = [step.whole(value) for value in step.run(traced, inputs)]
         self.block.outputs = [value.parts[0] for value in outputs]
         self.gathered = step.gathered
-        self._outside = outside
-        self._copies = copies
 
     @property
     def rounds(self) -> int:
@@ -95,11 +93,7 @@ class Partitioned:
 
     def collectives(self) -> list[tuple[str, str, int]]:
         """The kind, the traced operation and the round of each collective outside of loops and branches."""
-        return [
-            (node.type, node.source, node.level)
-            for node in self.block.nodes
-            if node.type in (ALL_REDUCE, ALL_GATHER)
-        ]
+        return [(node.type, node.source, node.level) for node in self.block.nodes if node.type in COLLECTIVES]
 
     def __call__(
         self,
@@ -120,9 +114,8 @@ class Partitioned:
         emission = Emission(communication or OneProcess(), self.replicas.devices)
         given = iter(inputs)
         tensors: list[tf.Tensor] = [sizes]
-        for tensor in self._order:
-            captured = self._outside.get(f"{tensor.op.name}:{tensor.index}")
-            tensors += next(given) if captured is None else (self._copies(captured) or [captured])
+        for captured in self._captured:
+            tensors += next(given) if captured is None else captured
         return emission.emit(self.block, tensors)
 
 

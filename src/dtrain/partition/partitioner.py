@@ -189,8 +189,7 @@ class Partitioner(LayoutConversion):
             entries: what is known of the entries of each output.
             attributes: attributes that differ from those of the traced operation.
         """
-        changed = {name: attribute(value) for name, value in attributes.items()}
-        given = {name: value for name, value in op.node.attr.items() if not name.startswith("_")} | changed
+        given = op.attributes | {name: attribute(value) for name, value in attributes.items()}
         dtypes = [tensor.dtype for tensor in op.outputs]
         same = all(part == value.parts[0] for value in inputs for part in value.parts)
         here = self.replicas.here
@@ -235,15 +234,31 @@ class Partitioner(LayoutConversion):
             self._traced[name] = read_graph(self._functions(op, name))
         return self._traced[name]
 
-    def tried(self, make: Callable[[], list[Value]]) -> list[Value]:
-        """What `make` returns when its nodes go to a block that is thrown away: only layouts count."""
-        build, groups, gathered, after = self.build, dict(self._groups), self.gathered, dict(self._after)
-        self.build = Builder(NodeBlock(), self.replicas.here)
-        self.gathered = Counter()
+    def body(self, make: Callable[[NodeBlock], Sequence[Ref]]) -> NodeBlock:
+        """A new block, whose nodes `make` appends; it returns the outputs."""
+        outer, block = self.build, NodeBlock()
+        self.build = Builder(block, self.replicas.here)
         try:
-            return make()
+            block.outputs = list(make(block))
         finally:
-            self.build, self._groups, self.gathered, self._after = build, groups, gathered, after
+            self.build = outer
+        return block
+
+    def tried(self, make: Callable[[NodeBlock], list[Value]]) -> list[Value]:
+        """What `make` returns when its nodes go to a block that is thrown away: only layouts count."""
+        gathered, after = self.gathered, dict(self._after)
+        self.gathered = Counter()
+        found: list[Value] = []
+
+        def keep(block: NodeBlock) -> list[Ref]:
+            found.extend(make(block))
+            return []
+
+        try:
+            self.body(keep)
+        finally:
+            self.gathered, self._after = gathered, after
+        return found
 
 
 def _narrower(shape: Shape, tensor: TracedTensor) -> Shape:

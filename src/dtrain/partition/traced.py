@@ -67,6 +67,11 @@ class TracedOperation:
         return self.definition.is_stateful
 
     @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes of its definition, without the marks of one graph, such as where it is placed."""
+        return {name: value for name, value in self.node.attr.items() if not name.startswith("_")}
+
+    @property
     def control_flow(self) -> bool:
         """Whether it calls functions."""
         return any(each.WhichOneof("value") == "func" or each.list.func for each in self.node.attr.values())

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from dtrain.partition.conversion import common_shape, joined
 from dtrain.partition.layouts import REPLICATED, Layout, Sharded
-from dtrain.partition.nodes import BRANCH, LOOP, Builder, NodeBlock, Ref
+from dtrain.partition.nodes import BRANCH, LOOP, NodeBlock, Ref
 from dtrain.partition.partitioner import Partitioner, rule
 from dtrain.partition.traced import Shape, TracedGraph, TracedOperation
 from dtrain.partition.values import Value
@@ -41,20 +41,15 @@ def _branches(
     index = step.whole(index)
     if op.type.endswith("If") and index.dtype != tf.bool:
         index = _truth(step, index)
-    rest = [step.whole(value) if value.counts_rows else value for value in rest]
+    rest = [step.whole_sizes(value) for value in rest]
     graphs = [step.called(op, name) for name in names]
-    found = [step.tried(lambda graph=graph: step.run(graph, rest)) for graph in graphs]  # type: ignore[misc]
-    layouts = [
-        joined([value.layout if step.is_known(value.layout) else REPLICATED for value in values])
-        for values in zip(*found, strict=True)
-    ]
+    found = [step.tried(lambda block, graph=graph: step.run(graph, rest)) for graph in graphs]  # type: ignore[misc]
+    layouts = [joined([value.layout for value in values]) for values in zip(*found, strict=True)]
     shapes = [common_shape([value.shape for value in values]) for values in zip(*found, strict=True)]
     bodies = [_body(step, graph, rest, layouts) for graph in graphs]
     parts = [part for value in rest for part in value.parts]
     dtypes = [tensor.dtype for tensor in op.outputs for _ in range(step.replicas.here)]
-    made = step.build.node(
-        BRANCH, [index.parts[0], *parts], {}, [*dtypes, tf.int32], stateful=False, bodies=bodies
-    )
+    made = step.build.node(BRANCH, [index.parts[0], *parts], {}, [*dtypes, tf.int32], bodies=bodies)
     return _grouped(step, made, layouts, shapes)
 
 
@@ -71,26 +66,21 @@ def _body(
     step: Partitioner, graph: TracedGraph, inputs: Sequence[Value], layouts: Sequence[Layout]
 ) -> NodeBlock:
     """A function as a block: all parts of all inputs go in, all parts of all outputs come out."""
-    outer, block = step.build, NodeBlock()
-    step.build = Builder(block, step.replicas.here)
-    try:
-        values = [
-            dataclasses.replace(
-                value,
-                parts=tuple(block.input(part.dtype) for part in value.parts),
-                entries=value.entries,
-                whole={},
-            )
+
+    def make(block: NodeBlock) -> list[Ref]:
+        given = [
+            dataclasses.replace(value, parts=tuple(block.input(part.dtype) for part in value.parts), whole={})
             for value in inputs
         ]
-        outputs = [
-            step.with_layout(value, layout)
-            for value, layout in zip(step.run(graph, values), layouts, strict=True)
-        ]
-        block.outputs = [part for value in outputs for part in value.parts]
-    finally:
-        step.build = outer
-    return block
+        return _parts(step, step.run(graph, given), layouts)
+
+    return step.body(make)
+
+
+def _parts(step: Partitioner, values: Sequence[Value], layouts: Sequence[Layout]) -> list[Ref]:
+    """All parts of values in these layouts."""
+    found = [step.with_layout(value, layout) for value, layout in zip(values, layouts, strict=True)]
+    return [part for value in found for part in value.parts]
 
 
 def _grouped(
@@ -106,7 +96,7 @@ def _grouped(
 @rule("While", "StatelessWhile", for_replicated=True)
 def _while(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     """The layouts of what a loop carries are those that its body keeps: found by trying."""
-    inputs = [step.whole(value) if value.counts_rows else value for value in inputs]
+    inputs = [step.whole_sizes(value) for value in inputs]
     invariant = [
         dataclasses.replace(value, shape=tensor.traced_shape, constant=None, entries=None)
         for value, tensor in zip(inputs, op.outputs, strict=True)
@@ -134,33 +124,25 @@ def _while(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[
         return [found[place] for place in range(len(inputs))]
 
     for _ in range(_TRIES):
-        outputs = step.tried(lambda: step.run(body, given(step.build.block)))
+        outputs = step.tried(lambda block: step.run(body, given(block)))
         before = dict(carried)
         for place in moving:
-            found = outputs[place].layout
-            found = found if step.is_known(found) else REPLICATED
-            carried[place] = joined([carried[place], found])
+            carried[place] = joined([carried[place], outputs[place].layout])
         if before == carried:
             break
     else:
         raise ValueError("the layouts of what the loop carries do not settle")
-    start = {place: step.with_layout(inputs[place], carried[place]) for place in moving}
-    outer, blocks = step.build, []
-    for graph, wanted in ((condition, None), (body, moving)):
-        block = NodeBlock()
-        step.build = Builder(block, step.replicas.here)
-        try:
-            outputs = step.run(graph, given(block))
-            if wanted is None:
-                outputs = [step.whole(outputs[0])]
-                block.outputs = [outputs[0].parts[0]]
-            else:
-                outputs = [step.with_layout(outputs[place], carried[place]) for place in wanted]
-                block.outputs = [part for value in outputs for part in value.parts]
-        finally:
-            step.build = outer
-        blocks.append(block)
-    parts = [part for place in moving for part in start[place].parts]
+    layouts = list(carried.values())
+
+    def repeat(block: NodeBlock) -> list[Ref]:
+        outputs = step.run(body, given(block))
+        return _parts(step, [outputs[place] for place in moving], layouts)
+
+    blocks = [
+        step.body(lambda block: [step.whole(step.run(condition, given(block))[0]).parts[0]]),
+        step.body(repeat),
+    ]
+    parts = _parts(step, [inputs[place] for place in moving], layouts)
     parts += [part for place in fixed for part in inputs[place].parts]
     dtypes = [inputs[place].dtype for place in moving for _ in range(step.replicas.here)]
     invariants = [
@@ -168,7 +150,7 @@ def _while(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[
     ]
     attributes = {"shapes": invariants, "parallel_iterations": op.attribute("parallel_iterations")}
     made = step.build.node(LOOP, parts, attributes, dtypes, bodies=blocks)
-    results = _grouped(step, made, list(carried.values()), list(shapes.values()))
+    results = _grouped(step, made, layouts, list(shapes.values()))
     found_by_place = dict(zip(moving, results, strict=True))
     return [found_by_place.get(place, inputs[place]) for place in range(len(inputs))]
 

@@ -237,7 +237,7 @@ def _elementwise(step: Partitioner, op: TracedOperation, inputs: list[Value]) ->
     sized = _sizes(step, op, inputs)
     if sized is not None:
         return sized
-    inputs = [step.whole(value) if value.counts_rows else value for value in inputs]
+    inputs = [step.whole_sizes(value) for value in inputs]
     if any(value.partial for value in inputs):
         summed = _of_sums(step, op, inputs)
         if summed is not None:
@@ -315,8 +315,3 @@ def _bias_add(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> li
     if value.sharded.dim == channel:
         return None
     return step.each(op, [value, step.whole(bias)], value.layout)
-
-
-def sizes_or_whole(step: Partitioner, value: Value) -> Value:
-    """Sizes as they are; another value whole."""
-    return value if value.counts_rows else step.whole(value)

@@ -19,11 +19,6 @@ def _list(value: Value) -> ListOf:
     return value.listed or ListOf(REPLICATED)
 
 
-def _sizes_or_whole(step: Partitioner, value: Value) -> Value:
-    """The shape of an element may hold a replica's own sizes."""
-    return value if value.counts_rows else step.whole(value)
-
-
 def _put(step: Partitioner, handle: Value, item: Value) -> tuple[Value, Value, ListOf]:
     """The list and the item, laid out for each other."""
     own = ListOf(item.layout, item.shape, item.entries if item.counts_rows else None)
@@ -52,7 +47,7 @@ def _taken(value: Value, handle: Value, *, stacked: bool = False) -> Value:
 
 @rule("TensorListReserve", "EmptyTensorList", for_replicated=True)
 def _new_list(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
-    inputs = [_sizes_or_whole(step, inputs[0]), step.whole(inputs[1])]
+    inputs = [step.own_sizes(inputs[0]), step.whole(inputs[1])]
     (found,) = step.each(op, inputs, ListOf())
     found.reserved = op, inputs
     return [found]
@@ -104,7 +99,7 @@ def _own_shape(step: Partitioner, handle: Value, shape: Value) -> Value:
     """The shape of a replica's part of an element; a shape that was traced is one of whole elements."""
     layout = _list(handle).element
     if not isinstance(layout, Sharded) or shape.counts_rows:
-        return _sizes_or_whole(step, shape)
+        return step.own_sizes(shape)
     if shape.constant is None or shape.constant.ndim == 0:
         return step.whole(shape)
     sizes = shape.constant.copy()
@@ -121,7 +116,7 @@ def _from_tensor(step: Partitioner, op: TracedOperation, inputs: list[Value]) ->
         probe = Value(value.parts, layout, ())
         return step.each(op, [value, _own_shape(step, probe, shape)], layout)
     if value.partial:
-        return step.each(op, [value, _sizes_or_whole(step, shape)], ListOf(value.layout, element))
+        return step.each(op, [value, step.own_sizes(shape)], ListOf(value.layout, element))
     return step.each(op, [step.whole(value), step.whole(shape)], ListOf(REPLICATED, element))
 
 

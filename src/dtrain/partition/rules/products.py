@@ -28,7 +28,7 @@ def contraction(
         labels: the labels of each input's dimensions.
         result: the labels of the result's dimensions.
     """
-    inputs = [step.whole(value) if value.counts_rows else value for value in inputs]
+    inputs = [step.whole_sizes(value) for value in inputs]
     inputs = [  # an element of a list may have no static shape
         dataclasses.replace(value, shape=(None,) * len(names)) if value.shape is None else value
         for value, names in zip(inputs, labels, strict=True)

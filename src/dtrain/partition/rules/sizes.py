@@ -67,7 +67,7 @@ def _product(
 def pack(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     """Packs sizes into a shape; other values are divided or partial alike."""
     if all(value.rank == 0 and value.dtype.is_integer for value in inputs):
-        inputs = [value if value.counts_rows else step.whole(value) for value in inputs]
+        inputs = [step.own_sizes(value) for value in inputs]
         return step.sizes(op, inputs, [value.entries[0] if value.entries else None for value in inputs])
     if inputs[0].rank is None:
         return None

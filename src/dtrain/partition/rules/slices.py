@@ -171,7 +171,7 @@ def _concat(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list
     *values, axis = inputs
     if all(value.entries is not None and value.rank == 1 for value in values):
         return step.sizes(op, inputs, [entry for value in values for entry in value.entries or ()])
-    values = [step.whole(value) if value.counts_rows else value for value in values]
+    values = [step.whole_sizes(value) for value in values]
     if all(value.replicated for value in values):
         return step.each(op, [*values, step.whole(axis)], REPLICATED)
     if axis.scalar_constant is None or values[0].rank is None:
