@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import dtrain
+from spawned_cases import outcomes
 
 
 def agreements() -> dict[str, Any]:
@@ -152,13 +153,7 @@ def agreements() -> dict[str, Any]:
         "own logs": own_logs,
         "evaluates alone": evaluates_alone,
     }
-    seen: dict[str, Any] = {}
-    for name, case in cases.items():
-        try:
-            seen[name] = case()
-        except Exception as error:
-            seen[name] = f"{type(error).__name__}: {error}"
-    return seen
+    return outcomes(cases)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import dtrain
+from spawned_cases import outcomes
 
 
 def cases() -> dict[str, Any]:
@@ -124,13 +125,7 @@ def cases() -> dict[str, Any]:
         "evaluate everything": lambda: model.evaluate(distributed(False), verbose=0),
         "afterwards": lambda: fit(x, y),
     }
-    seen: dict[str, Any] = {}
-    for name, case in found.items():
-        try:
-            seen[name] = case()
-        except Exception as error:
-            seen[name] = f"{type(error).__name__}: {error}"
-    return seen
+    return outcomes(found)
 
 
 @pytest.fixture(scope="module")

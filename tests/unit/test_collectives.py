@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -24,9 +26,8 @@ from dtrain.errors import ConfigurationError, DataError, MPIError, PeerMismatchE
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.topology import Topology
 from given_clock import GivenClock
+from in_threads import SECONDS, start_in_threads
 from refusals import refused
-
-SECONDS = 120.0
 
 JOB = Secret(b"of the job", "a test")
 
@@ -97,24 +98,13 @@ def together(
     kind: type[SocketCalls] = SocketCalls,
 ) -> list[Any]:
     """What each worker, in a thread of its own, gets of its work; an exception where it raised one."""
-    results: list[Any] = [None] * len(connections)
 
-    def run(rank: int) -> None:
-        calls = kind(rank, connections[rank])
-        try:
-            results[rank] = work(calls)
-        except Exception as error:
-            results[rank] = error
-        finally:
-            calls.close()
+    def run(rank: int) -> Any:
+        with contextlib.closing(kind(rank, connections[rank])) as calls:
+            return work(calls)
 
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(len(connections))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(SECONDS)
-    assert not any(thread.is_alive() for thread in threads), "a worker waits for ever"
-    return results
+    found = start_in_threads({rank: partial(run, rank) for rank in range(len(connections))})()
+    return [*found.values()]
 
 
 def pairs(workers: int) -> list[dict[int, socket.socket]]:
@@ -298,26 +288,14 @@ def connected(workers: int, **how: Any) -> list[Any]:
 
 def start_connecting(workers: int, **how: Any) -> Callable[[], list[Any]]:
     """As `connected`, but returns at once; the returned function waits."""
-    connections: list[Any] = [None] * workers
     usual = {"job_secret": lambda: JOB, "check": lambda: None, "exchange": ThreadExchange(workers).exchange}
 
-    def run(worker: int) -> None:
+    def run(worker: int) -> Any:
         layout = ReplicaLayout(workers=workers, worker=worker)
-        try:
-            connections[worker] = connect.connect_all(layout, "127.0.0.1", **{**usual, **how})
-        except PeerMissingError as error:
-            connections[worker] = error
+        return connect.connect_all(layout, "127.0.0.1", **{**usual, **how})
 
-    threads = [threading.Thread(target=run, args=(worker,), daemon=True) for worker in range(workers)]
-    for thread in threads:
-        thread.start()
-
-    def wait() -> list[Any]:
-        for thread in threads:
-            thread.join(SECONDS)
-        return connections
-
-    return wait
+    wait = start_in_threads({worker: partial(run, worker) for worker in range(workers)})
+    return lambda: [*wait().values()]
 
 
 @pytest.mark.parametrize("one_machine", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import select
@@ -229,15 +230,23 @@ def test_a_node_does_not_wait_longer_than_the_time_to_join() -> None:
         join_nodes(nodes, [sys.executable, "train.py"], RunningClock())
 
 
-def test_a_coordinator_whose_port_refuses_connections_for_three_seconds_has_ended() -> None:
+@contextlib.contextmanager
+def watched(port: int) -> Iterator[tuple[_CoordinatorWatch, GivenClock]]:
+    """A node's watch of a coordinator at this port, and its clock."""
     clock = GivenClock()
-    with reserve_ports(1) as (port,):
-        pass
     nodes = Nodes(rendezvous="127.0.0.1:1", rank=1, fewest=2, most=2, per_node=2)
     client = ControlClient("127.0.0.1", port, nodes_secret(nodes), print, clock)
     client.start()
     try:
-        watch = _CoordinatorWatch("127.0.0.1", port, client, clock)
+        yield _CoordinatorWatch("127.0.0.1", port, client, clock), clock
+    finally:
+        client.close()
+
+
+def test_a_coordinator_whose_port_refuses_connections_for_three_seconds_has_ended() -> None:
+    with reserve_ports(1) as (port,):
+        pass
+    with watched(port) as (watch, clock):
         assert not watch.cut_off()
         clock.pass_by(2.9)
         assert not watch.cut_off()
@@ -249,43 +258,23 @@ def test_a_coordinator_whose_port_refuses_connections_for_three_seconds_has_ende
             assert not watch.cut_off()
         clock.pass_by(0.5)
         assert watch.cut_off() and watch.gone
-    finally:
-        client.close()
 
 
 def test_a_node_is_cut_off_when_its_lease_is_over() -> None:
-    clock = GivenClock()
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        nodes = Nodes(rendezvous="127.0.0.1:1", rank=1, fewest=2, most=2, per_node=2)
-        port = silent.getsockname()[1]
-        client = ControlClient("127.0.0.1", port, nodes_secret(nodes), print, clock)
-        client.start()
-        try:
-            watch = _CoordinatorWatch("127.0.0.1", port, client, clock)
-            clock.pass_by(LEASE - 1)
-            assert not watch.cut_off()
-            clock.pass_by(1.0)
-            assert watch.cut_off() and not watch.gone
-        finally:
-            client.close()
+    with socket.create_server(("127.0.0.1", 0)) as silent, watched(silent.getsockname()[1]) as (watch, clock):
+        clock.pass_by(LEASE - 1)
+        assert not watch.cut_off()
+        clock.pass_by(1.0)
+        assert watch.cut_off() and not watch.gone
 
 
 def test_a_node_without_tasks_waits_for_a_coordinator_that_is_stopped() -> None:
     """It has ended its tasks, whose job may have ended well; nothing of it can be started elsewhere."""
-    clock = GivenClock()
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        nodes = Nodes(rendezvous="127.0.0.1:1", rank=1, fewest=2, most=2, per_node=2)
-        port = silent.getsockname()[1]
-        client = ControlClient("127.0.0.1", port, nodes_secret(nodes), print, clock)
-        client.start()
-        try:
-            watch = _CoordinatorWatch("127.0.0.1", port, client, clock)
-            clock.pass_by(2 * LEASE)
-            assert not watch.cut_off(busy=False) and watch.cut_off(busy=True)
-            clock.pass_by(300.0)
-            assert watch.cut_off(busy=False)
-        finally:
-            client.close()
+    with socket.create_server(("127.0.0.1", 0)) as silent, watched(silent.getsockname()[1]) as (watch, clock):
+        clock.pass_by(2 * LEASE)
+        assert not watch.cut_off(busy=False) and watch.cut_off(busy=True)
+        clock.pass_by(300.0)
+        assert watch.cut_off(busy=False)
 
 
 def test_a_node_whose_rank_is_taken_waits_until_the_other_is_gone(

@@ -2,51 +2,30 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from dtrain.cluster.peers import Peers
-from dtrain.cluster.rendezvous_lines import Connection
 from dtrain.errors import OperationMismatchError, PeerMissingError
-from given_clock import GivenClock
+from in_threads import SECONDS, start_in_threads
+from peer_jobs import PeerJob
 from processes import wait_until
 
-SECONDS = 120.0
 CHIEF = ": is one of them behind is_chief()?"
 
 
-class Job:
+class Job(PeerJob):
     """Several connected workers in this process, on one given clock."""
-
-    def __init__(self, size: int) -> None:
-        self.clock = GivenClock()
-        pairs = {worker: socket.socketpair() for worker in range(1, size)}
-        ends = {worker: Connection(pair[0], b"key") for worker, pair in pairs.items()}
-        self.workers = [Peers(0, size, ends, clock=self.clock)]
-        for worker, pair in pairs.items():
-            self.workers.append(Peers(worker, size, {0: Connection(pair[1], b"key")}, clock=self.clock))
 
     def run(self, works: dict[int, Callable[[Peers], Any]]) -> dict[int, Any]:
         """What each of these workers gets of its work; an exception where it raised one."""
-        results: dict[int, Any] = {}
-
-        def one(number: int) -> None:
-            try:
-                results[number] = works[number](self.workers[number])
-            except Exception as error:
-                results[number] = error
-
-        threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in works]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(SECONDS)
-        assert not any(thread.is_alive() for thread in threads), "a worker waits for ever"
-        return results
+        return start_in_threads(
+            {number: partial(work, self.workers[number]) for number, work in works.items()}
+        )()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import subprocess
 import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,23 +21,19 @@ from dtrain.cluster.rendezvous_lines import Connection
 from dtrain.errors import AuthenticationError, PeerMissingError
 from dtrain.topology import Topology
 from given_clock import GivenClock
+from in_threads import SECONDS, start_in_threads
+from peer_jobs import PeerJob
 from processes import wait_until
 from refusals import refused
 
-SECONDS = 120.0
 KEY = b"of the connection"
 
 
-class Job:
+class Job(PeerJob):
     """Several connected workers in this process, each used by a thread of its own, on one given clock."""
 
     def __init__(self, size: int, key: bytes = KEY) -> None:
-        self.clock = GivenClock()
-        pairs = {worker: socket.socketpair() for worker in range(1, size)}
-        ends = {worker: Connection(pair[0], key) for worker, pair in pairs.items()}
-        self.workers = [Peers(0, size, ends, clock=self.clock)]
-        for worker, pair in pairs.items():
-            self.workers.append(Peers(worker, size, {0: Connection(pair[1], key)}, clock=self.clock))
+        super().__init__(size, key)
 
     def run(self, work: Callable[[Peers], Any], *who: int) -> list[Any]:
         """What each worker (by default, all) gets of its work; an exception where it raised one."""
@@ -45,25 +42,8 @@ class Job:
     def start(self, work: Callable[[Peers], Any], *who: int) -> Callable[[], list[Any]]:
         """As `run`, but returns at once; the returned function waits."""
         numbers = who or range(len(self.workers))
-        results: dict[int, Any] = {}
-
-        def one(number: int) -> None:
-            try:
-                results[number] = work(self.workers[number])
-            except Exception as error:
-                results[number] = error
-
-        threads = [threading.Thread(target=one, args=(number,), daemon=True) for number in numbers]
-        for thread in threads:
-            thread.start()
-
-        def wait() -> list[Any]:
-            for thread in threads:
-                thread.join(SECONDS)
-            assert not any(thread.is_alive() for thread in threads), "a worker waits for ever"
-            return [results[number] for number in numbers]
-
-        return wait
+        wait = start_in_threads({number: partial(work, self.workers[number]) for number in numbers})
+        return lambda: [*wait().values()]
 
     def wait_for(self, number: int, *workers: int) -> None:
         """Waits until these workers wait for the values of a round, and the first worker has their values."""

@@ -10,7 +10,7 @@ from dtrain.partition.rules.lists import lists_alike
 from dtrain.partition.traced import TracedOperation
 from dtrain.partition.values import Value
 
-_UNARY = [
+UNARY = [
     "Abs",
     "Acos",
     "Acosh",
@@ -65,7 +65,7 @@ _UNARY = [
     "Tan",
     "Tanh",
 ]
-_NARY = [
+NARY = [
     "ApproximateEqual",
     "Atan2",
     "Betainc",
@@ -165,7 +165,7 @@ def stays_partial(value: Value, others: list[Value]) -> bool:
     return value.tensor is None or all(each.type in _LINEAR for each in value.tensor.consumers)
 
 
-@rule(*_UNARY)
+@rule(*UNARY)
 def _unary(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     return step.each(op, inputs, inputs[0].layout) if inputs[0].sharded else None
 
@@ -228,7 +228,7 @@ def _like(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[V
     return step.each(op, inputs, value.layout if value.sharded or value.listed else REPLICATED)
 
 
-@rule("SelectV2", "Select", *_SUMS, *_NARY)
+@rule("SelectV2", "Select", *_SUMS, *NARY)
 def _elementwise(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     if op.outputs[0].dtype == tf.variant:
         return lists_alike(step, op, inputs)
