@@ -43,9 +43,16 @@ def traced(
 def on_replicas(
     concrete: Any, arrays: Sequence[np.ndarray], layouts: Sequence[Layout], sizes: Sequence[int]
 ) -> tuple[list[np.ndarray], Partitioned]:
-    """The outputs of a function that all replicas of one process compute, and how it was divided."""
-    step = Partitioned(concrete, layouts, Replicas(len(sizes), len(sizes)))
+    """The outputs of a function that all replicas of one process compute, and how it was divided.
+
+    A replica without rows gets the last one, which must not count again.
+    """
+    step = Partitioned(concrete, layouts, Replicas(len(sizes), len(sizes)), some_idle=0 in sizes)
     parts = [parts_of(array, layout, sizes) for array, layout in zip(arrays, layouts, strict=True)]
+    for each, array, layout in zip(parts, arrays, layouts, strict=True):
+        if isinstance(layout, Sharded):
+            row = np.repeat(np.take(array, [-1], axis=layout.dim), layout.rows.factor, axis=layout.dim)
+            each[:] = [row if size == 0 else part for size, part in zip(sizes, each, strict=True)]
     specs = [
         [tf.TensorSpec(_unknown(each[0], layout), each[0].dtype) for _ in each]
         for each, layout in zip(parts, layouts, strict=True)

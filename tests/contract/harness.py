@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 from tests.programs.registry import ATOL, RTOL, Listed, keras_version, listed
-from tests.programs.strategies import LAYOUTS, STRATEGIES
+from tests.programs.strategies import LAYOUTS
 
 from dtrain.upstream.versions import installed_tensorflow
 
@@ -375,7 +375,7 @@ def distance(found: np.ndarray, wanted: np.ndarray, *, floor: float) -> float:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.contract.harness", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--strategy", choices=sorted(STRATEGIES), default="mirrored")
+    parser.add_argument("--strategy", choices=sorted(LAYOUTS), default="mirrored")
     parser.add_argument("--engine", choices=["stock", "dtrain"], default="dtrain")
     parser.add_argument("--communication", help="what multi_worker's values travel by: ring, mpi")
     parser.add_argument("--only", help="program names, or beginnings of them, by commas")

@@ -20,6 +20,7 @@ from dtrain.keras_engine.asynchronous.functions import AsynchronousFunction, Asy
 from dtrain.keras_engine.local_steps import LocalProgram
 from dtrain.keras_engine.noted_function import NotedFunction
 from dtrain.keras_engine.operation import operation
+from dtrain.keras_engine.partitioned_steps import PartitionedProgram
 from dtrain.keras_engine.predict_function import OneReplicaPredict, PredictFunction
 from dtrain.keras_engine.protocol import (
     ReplicaLayout,
@@ -213,6 +214,8 @@ def _program(model: Any, layout: ReplicaLayout, *, training: bool) -> Any:
     """The program that computes a model's train or test step."""
     if layout.replicas == 1:
         return LocalProgram(model, training=training)
+    if layout.partitioned and not model.run_eagerly:
+        return PartitionedProgram(model, layout, training=training)
     return StepProgram(
         model,
         layout,

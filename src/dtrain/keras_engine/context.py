@@ -325,6 +325,9 @@ def gathered(leaf: Any) -> Any:
 current_step: ThreadValue[ReplicaStep | None] = ThreadValue(None)
 """The step that this thread's replica computes now; None outside of a train or test step."""
 
+single_program = ThreadValue(False)
+"""Whether the code is traced as the program of one device, which is partitioned afterwards."""
+
 updating_locally = ThreadValue(False)
 """Whether the code runs after the all-reduce, where each replica acts like a single device."""
 
@@ -386,8 +389,14 @@ def reporting_replicas(number: int | None) -> contextlib.AbstractContextManager[
 
 
 def reported_replicas(number: int) -> int:
-    """What `num_replicas_in_sync` gives; `number` is the true number of replicas."""
+    """What `num_replicas_in_sync` gives: 1 in a step that is traced as one device's program.
+
+    Args:
+        number: the true number of replicas.
+    """
     reported = _reported()
+    if single_program():
+        return 1
     if reported is None:
         return number
     reported.asked = True

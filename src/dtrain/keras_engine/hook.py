@@ -19,6 +19,7 @@ _REPLACING = (
     "files",
     "fitting",
     "gradients",
+    "local_normalization",
     "losses_and_metrics",
     "optimizer",
     "reductions",

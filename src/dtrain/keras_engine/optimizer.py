@@ -19,6 +19,7 @@ from dtrain.keras_engine.context import (
     current_block,
     current_step,
     local_update,
+    single_program,
     updating_locally,
 )
 from dtrain.keras_engine.gradients import on_present, sum_gradients
@@ -30,6 +31,7 @@ from dtrain.keras_engine.protocol import (
     layout_of,
 )
 from dtrain.keras_engine.sharded_state import broadcast_updates, plans
+from dtrain.keras_engine.single_program import under_strategy
 from dtrain.keras_engine.trial import TrialStep
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
@@ -68,6 +70,8 @@ def _way_of(optimizer: Any, gradients: int) -> Way:
         return _only_build
     if gradients == 0 or updating_locally():
         return _as_keras
+    if single_program():
+        return _in_single_program
     if block is not None:
         return block.apply
     strategy, own = tf.distribute.get_strategy(), upstream_keras.strategy_of_optimizer(optimizer)
@@ -85,6 +89,15 @@ def _way_of(optimizer: Any, gradients: int) -> Way:
 
 
 def _as_keras(original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: Any) -> Any:
+    return original(optimizer, grads, variables)
+
+
+def _in_single_program(original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: Any) -> Any:
+    """In a step that is partitioned: Keras' own update, of variables that were made under the strategy."""
+    own = upstream_keras.strategy_of_optimizer(optimizer)
+    if variables is not None and not optimizer.built and layout_of(own) is not None:
+        with under_strategy(own):
+            optimizer.build(variables)
     return original(optimizer, grads, variables)
 
 

@@ -43,6 +43,7 @@ class ReplicaLayout:
         sums: names what all-reduces between workers (`Transport.sums`). Results of different ones may differ
             in their last bits. "" with one worker.
         gradient_hook: changes how gradients are reduced; None for a plain all-reduce.
+        partitioned: whether a step is traced once and partitioned, instead of run on each replica.
     """
 
     workers: int = 1
@@ -51,6 +52,7 @@ class ReplicaLayout:
     central: bool = False
     sums: str = ""
     gradient_hook: GradientHook | None = None
+    partitioned: bool = False
 
     @property
     def replicas(self) -> int:

@@ -22,7 +22,16 @@ from dtrain.keras_engine.loop import Call, LocalState, loop_of
 from dtrain.keras_engine.losses_and_metrics import follow_from_variables
 from dtrain.keras_engine.operation import inside_step, note_divided, note_end_of_data, operation
 from dtrain.keras_engine.protocol import ReplicaLayout, communication_clock, waiting_clock
-from dtrain.keras_engine.rows import Split, local_parts, local_specs, rows_of, to_tensors
+from dtrain.keras_engine.rows import (
+    Split,
+    any_rows,
+    batch_spec,
+    local_parts,
+    local_specs,
+    map_leaves,
+    rows_of,
+    to_tensors,
+)
 from dtrain.keras_engine.runs import Run, RunResult, can_loop
 from dtrain.keras_engine.splitting import split_batch
 from dtrain.keras_engine.steps import Program
@@ -58,6 +67,7 @@ class StepFunction:
         self._sparse = False  # whether sparse gradients were found, which micro-batches cannot accumulate
         self._functions: dict[str, Callable[..., Any]] = {}
         self._runs: dict[str, Run] = {}
+        self._single: Any = None  # the spec of batches that do not come from an iterator of dtrain's
         self._ends: dict[Any, Any] = {}  # by a step's function, what it writes without data
         self._communicated = _Stopwatch(communication_clock(model.distribute_strategy))
         self._waited = _Stopwatch(waiting_clock(model.distribute_strategy) if training else None)
@@ -136,7 +146,9 @@ class StepFunction:
         if not isinstance(iterator, SplitIterator) or self._model.run_eagerly or self._program.wants_part():
             return False
         # A loop must carry the step's outputs; Keras' own step has none there.
-        return self._program.stock or can_loop(self._traced_step(iterator.element_spec, None))
+        return self._program.stock or can_loop(
+            self._traced_step(iterator.element_spec, iterator.batch_spec, None)
+        )
 
     def _in_xla(self, iterator: GroupIterator, most: int) -> RunResult:
         """As `_next_steps`, with all steps in one XLA program."""
@@ -172,11 +184,11 @@ class StepFunction:
             events.emit(events.StepBegins())
             return _NO_STEPS
         events.emit(events.StepBegins())
-        parts, total, specs = self._parts(iterator, batch)
+        parts, total, specs, whole = self._parts(iterator, batch)
         self._program.try_step(parts[0])
 
         def run(phase: str | None, rounds: int) -> RunResult:
-            outputs, waited = self._function(specs, phase)(parts, total)
+            outputs, waited = self._function(specs, whole, phase)(parts, total)
             waiting = None if waited is None else float(waited)
             count = self._count(parts, total)
             has_results = specs is None and self._program.stock and not self._model.run_eagerly
@@ -230,19 +242,27 @@ class StepFunction:
     ) -> Run:
         """The loop over rounds like `one`; the last loop of a call computes the metrics' results too."""
         specs = iterator.element_spec
-        key = f"{_kind(specs, None)} {one} {exact} {last} {iterator.reader}"
+        key = f"{_kind(specs, iterator.batch_spec, None)} {one} {exact} {last} {iterator.reader}"
         if key not in self._runs:
-            traced = [(self._traced_step(specs, phase), times) for phase, times in one]
+            traced = [(self._traced_step(specs, iterator.batch_spec, phase), times) for phase, times in one]
             with events.part("start", doing="compute"):
                 results = self._program.results if last and self._program.stock else None
                 self._runs[key] = Run(traced, iterator, exact=exact, results=results)
         return self._runs[key]
 
-    def _traced_step(self, specs: Any, phase: str | None) -> Any:
-        """The step, traced once for the iterator's specs, so that a short last batch does not retrace it."""
-        key = _kind(specs, phase)
+    def _traced_step(self, specs: Any, batch_spec: Any, phase: str | None) -> Any:
+        """The step, traced once for the iterator's specs, so that a short last batch does not retrace it.
+
+        Args:
+            specs: of the parts of a batch, and of the number of its examples.
+            batch_spec: of a global batch.
+            phase: as in `Program.run`.
+        """
+        key = _kind(specs, batch_spec, phase)
         if key not in self._functions:
             program = self._program
+            with events.part("start", doing="compute"):
+                program.prepare(batch_spec)
 
             def run(parts: Any, total: Any) -> Any:
                 return program.run(parts, total, phase)
@@ -251,22 +271,28 @@ class StepFunction:
                 self._functions[key] = upstream_tf.made_for_each_model(run).get_concrete_function(*specs)
         return self._functions[key]
 
-    def _parts(self, iterator: Any, batch: Any) -> tuple[Any, Any, Any]:
-        """A batch for each local replica, the examples of the global batch, and the specs of both.
+    def _parts(self, iterator: Any, batch: Any) -> tuple[Any, Any, Any, Any]:
+        """The parts of a batch, its number of examples, the specs of both, and the spec of the whole batch.
 
-        The number of examples is None with one replica, or if only the step can find it. The specs are None
-        if a batch may have any shape.
+        The number of examples is None with one replica, or if only the step can find it. The specs of parts
+        and number are None if a batch may have any shape.
         """
         strategy = self._model.distribute_strategy
         if isinstance(iterator, SplitIterator):
-            return batch.parts, batch.total, iterator.element_spec
+            return batch.parts, batch.total, iterator.element_spec, iterator.batch_spec
         if isinstance(iterator, tf.distribute.DistributedIterator):
             # TensorFlow made the split, so the step finds the global batch's size by an all-reduce.
             specs = (local_specs(strategy, iterator.element_spec), None)
-            return note_divided(self._layout, local_parts(strategy, batch)), None, specs
+            own = note_divided(self._layout, local_parts(strategy, batch))
+            return own, None, specs, map_leaves(any_rows, specs[0][0])
+        batch = to_tensors(batch)
         if self._layout.replicas == 1:
-            return (to_tensors(batch),), None, None
-        return (*split_batch(to_tensors(batch), self._layout), None)
+            return (batch,), None, None, None
+        spec: Any = batch_spec(batch)
+        self._single = self._single or spec
+        if str(spec) != str(self._single):  # as in Keras, the size is not fixed once there was another one
+            spec = self._single = map_leaves(any_rows, spec)
+        return (*split_batch(batch, self._layout), None, spec)
 
     def _count(self, parts: Any, total: Any) -> int | None:
         """The examples in a global batch; None if this process knows only its own part."""
@@ -337,8 +363,12 @@ class StepFunction:
         self._functions.clear()
         self._runs.clear()
 
-    def _function(self, specs: Any, phase: str | None) -> Callable[..., Any]:
-        """The function that makes one step outside of a loop; a loop of the same specs uses the same one."""
+    def _function(self, specs: Any, batch_spec: Any, phase: str | None) -> Callable[..., Any]:
+        """The function that makes one step outside of a loop; a loop of the same specs uses the same one.
+
+        Args:
+            specs, batch_spec, phase: as in `_traced_step`.
+        """
 
         def run(parts: Any, total: Any) -> Any:
             return self._program.run(parts, total, phase)
@@ -346,7 +376,7 @@ class StepFunction:
         if self._model.run_eagerly:
             return run
         if specs is not None:
-            traced: Callable[..., Any] = self._traced_step(specs, phase)
+            traced: Callable[..., Any] = self._traced_step(specs, batch_spec, phase)
             return traced
 
         def run_with_results(parts: Any, total: Any) -> Any:
@@ -354,8 +384,9 @@ class StepFunction:
             outputs, waited = run(parts, total)
             return self._program.results() if self._program.stock else outputs, waited
 
-        key = _kind("anything", phase)
+        key = _kind("anything", batch_spec, phase)
         if key not in self._functions:
+            self._program.prepare(batch_spec)
             made = upstream_tf.made_for_each_model(run_with_results, reduce_retracing=True)
             self._functions[key] = made
         return self._functions[key]
@@ -369,16 +400,17 @@ class StepFunction:
         model = self._model
         if getattr(iterator, "counted", True) or model.steps_per_execution > 1 or self._program.compiled:
             return
-        step = self._functions.get(_kind(getattr(iterator, "element_spec", None), None))
+        specs, whole = (getattr(iterator, name, None) for name in ("element_spec", "batch_spec"))
+        step = self._functions.get(_kind(specs, whole, None))
         if hasattr(step, "graph") and step not in self._ends:
             self._ends[step] = functions.writes_without_inputs(step)
         if (write := self._ends.get(step)) is not None:
             write()
 
 
-def _kind(specs: Any, phase: str | None) -> str:
+def _kind(specs: Any, batch_spec: Any, phase: str | None) -> str:
     """The key of a traced step; one that reads clocks is an error once operations are deterministic."""
-    return f"{specs} {phase} {upstream_tf.deterministic_operations()}"
+    return f"{specs} {batch_spec} {phase} {upstream_tf.deterministic_operations()}"
 
 
 class _Stopwatch:

@@ -80,6 +80,14 @@ class Program(abc.ABC):
         """
         del part
 
+    def prepare(self, spec: Any) -> None:
+        """Makes what `run` and `results` need, before the function that calls them is traced.
+
+        Args:
+            spec: the spec of a global batch.
+        """
+        del spec
+
     @abc.abstractmethod
     def run(self, parts: Sequence[Any], total: Any, phase: str | None = None) -> tuple[Any, Any]:
         """Runs one step on all replicas.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,9 @@ from dtrain.partition.traced import Shape
 from dtrain.partition.values import Value
 
 REPLICATED_LIST = ListOf(REPLICATED)
+
+BATCH = "batch"
+"""The key of the rows that the feed divides."""
 
 
 class LayoutConversion:
@@ -33,6 +37,7 @@ class LayoutConversion:
         self.replicas = replicas
         self.build = Builder(NodeBlock(), replicas.here)
         self._groups: dict[Hashable, RowGroup] = {}
+        self._idle: list[Ref] = []
 
     def constant(self, array: np.ndarray, dtype: tf.DType) -> Value:
         """A constant that each replica has."""
@@ -76,11 +81,48 @@ class LayoutConversion:
                 if value.listed.element in (None, REPLICATED)
                 else self.with_layout(value, REPLICATED_LIST)
             )
+        if value.local:
+            return self.whole(self._by_shares(value))
         return self._communicated(ALL_GATHER, value, {"dim": value.division.dim, "rank": value.rank})
 
+    def _by_shares(self, value: Value) -> Value:
+        """The mean of the replicas' own values, weighted by their rows of the batch, as a sum."""
+        if not value.dtype.is_floating:
+            raise ValueError(f"each replica has its own value of the type {value.dtype.name}")
+        build, group = self.build, self._groups[BATCH]
+
+        def part(place: int) -> Ref:
+            rows, total = (build.cast(each, value.dtype) for each in (group.local[place], group.total))
+            return build.binary("Mul", value.parts[place], build.binary("RealDiv", rows, total))
+
+        return self.counted(self.by_part(part, PARTIAL, value.shape))
+
     def _communicated(self, kind: str, value: Value, attributes: Mapping[str, Any]) -> Value:
-        (found,) = self.build.node(kind, value.parts, attributes, [value.dtype])
+        parts = self.counted_rows(value.parts, value.division.dim) if value.sharded else value.parts
+        (found,) = self.build.node(kind, parts, attributes, [value.dtype])
         return Value((found,) * self.replicas.here, REPLICATED, value.shape, tensor=value.tensor)
+
+    def counted(self, value: Value) -> Value:
+        """A sum over rows that a rule has made: a replica adds nothing, if its only row is another's."""
+        if not (self._idle and value.partial):
+            return value
+        build = self.build
+        parts = [
+            build.op("SelectV2", [idle, build.zeros_like(part), part], part.dtype, T=part.dtype)
+            for idle, part in zip(self._idle, value.parts, strict=True)
+        ]
+        return dataclasses.replace(value, parts=tuple(parts))
+
+    def counted_rows(self, parts: Sequence[Ref], dim: int = 0) -> list[Ref]:
+        """What replicas add to what is gathered: nothing, if a replica's only row is another's."""
+        if not self._idle:
+            return list(parts)
+        build = self.build
+        return [
+            build.first_entries(part, dim, build.op("SelectV2", [idle, none, size], tf.int32, T=tf.int32))
+            for idle, part in zip(self._idle, parts, strict=True)
+            for none, size in [(build.constant(0, tf.int32), build.entry(build.shape(part), dim))]
+        ]
 
     def _made_whole_sizes(self, value: Value) -> Value:
         build = self.build
@@ -220,12 +262,14 @@ class LayoutConversion:
         """How many rows of a group each replica has; what counts them has a factor beside it."""
         return self._groups[rows.group]
 
-    def define_group(self, key: Hashable, sizes: Ref) -> None:
+    def define_group(self, key: Hashable, sizes: Ref, *, some_idle: bool = False) -> None:
         """Defines a group of rows.
 
         Args:
             key: its key.
             sizes: the numbers of rows of all replicas, a vector of type int32.
+            some_idle: whether replicas may have no rows. Such a replica has one nevertheless, since some
+                kernels fail without: its values are those of the last row, and count nowhere.
         """
         build, first = self.build, self.replicas.first
         ends = build.op(
@@ -240,11 +284,21 @@ class LayoutConversion:
         total = build.op(
             "Sum", [sizes, build.constant(0, tf.int32)], T=tf.int32, Tidx=tf.int32, keep_dims=False
         )
-        self._groups[key] = RowGroup(
-            tuple(build.entry(sizes, place) for place in places),
-            tuple(build.entry(ends, place) for place in places),
-            total,
-        )
+        local = [build.entry(sizes, place) for place in places]
+        begin = [build.entry(ends, place) for place in places]
+        if some_idle:
+            zero, one = build.constant(0, tf.int32), build.constant(1, tf.int32)
+            self._idle = [
+                build.op("Equal", [each, zero], tf.bool, T=tf.int32, incompatible_shape_error=True)
+                for each in local
+            ]
+            least = build.binary("Minimum", total, one)
+            local = [build.binary("Maximum", each, least) for each in local]
+            begin = [
+                build.binary("Minimum", start, build.binary("Sub", total, size))
+                for start, size in zip(begin, local, strict=True)
+            ]
+        self._groups[key] = RowGroup(tuple(local), tuple(begin), total)
 
 
 def joined(layouts: Sequence[Layout]) -> Layout:

@@ -24,6 +24,7 @@ from dtrain.partition.nodes import (
     Ref,
     free_refs,
 )
+from dtrain.upstream.tensorflow import sum_in_order
 
 
 class ProcessCommunication(Protocol):
@@ -143,7 +144,7 @@ class Emission:
         """Makes the collectives of one round: all sums in one call, and all gathers in another."""
         sums = [node for node in nodes if node.type == ALL_REDUCE]
         if sums:
-            own = [_sum([made[ref] for ref in node.inputs]) for node in sums]
+            own = [sum_in_order([made[ref] for ref in node.inputs]) for node in sums]
             made.update(zip(map(Ref, sums), self._communication.all_reduce(own), strict=True))
         gathers = [node for node in nodes if node.type == ALL_GATHER]
         if gathers:
@@ -208,10 +209,6 @@ def _needed(block: NodeBlock) -> list[Node]:
                 needed.add(each)
                 waiting.append(each)
     return [node for node in block.nodes if node in needed and node.type != INPUT]
-
-
-def _sum(parts: list[tf.Tensor]) -> tf.Tensor:
-    return parts[0] if len(parts) == 1 else tf.add_n(parts)
 
 
 def _concat(parts: list[tf.Tensor], node: Node) -> tf.Tensor:

@@ -21,7 +21,9 @@ def infer_shapes(op: TracedOperation, inputs: Sequence[Value], *, nested: bool) 
         nested: whether it is in a function that was traced without the shapes of variables and lists.
     """
     lost = [tensor for tensor in op.outputs if tensor.dtype not in _WITHOUT and _lost(tensor, nested=nested)]
-    if not lost or not inputs or any(value.dtype in _WITHOUT for value in inputs) or op.control_flow:
+    if not lost or not inputs or any(value.dtype in _WITHOUT for value in inputs):
+        return
+    if op.control_flow or not hasattr(tf.raw_ops, op.type):  # it calls functions, or is one
         return
     graph_def = tf.compat.v1.GraphDef()
     node = graph_def.node.add(name="inferred", op=op.type)

@@ -80,6 +80,11 @@ class ListOf:
     entries: tuple[Entry, ...] | None = None
 
 
-Layout = Replicated | Sharded | Partial | LocalSizes | ListOf
+@dataclasses.dataclass(frozen=True)
+class Local:
+    """Each replica's own value, in a local region (`local_regions.py`)."""
 
-REPLICATED, PARTIAL, LOCAL_SIZES = Replicated(), Partial(), LocalSizes()
+
+Layout = Replicated | Sharded | Partial | LocalSizes | ListOf | Local
+
+REPLICATED, PARTIAL, LOCAL_SIZES, LOCAL = Replicated(), Partial(), LocalSizes(), Local()

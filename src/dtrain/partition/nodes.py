@@ -203,6 +203,23 @@ class Builder:
         sizes = self.stack([size if each == dim else rest for each in range(rank)])
         return self.op("Slice", [value, begins, sizes], T=value.dtype, Index=begin.dtype)
 
+    def first_entries(self, value: Ref, dim: int, size: Ref) -> Ref:
+        """The first `size` entries of a dimension."""
+        before = [self.constant(0, tf.int32)] * dim
+        begin, step = (self.constant([each] * (dim + 1), tf.int32) for each in (0, 1))
+        kept = 2**dim - 1  # the dimensions before are taken whole
+        return self.op(
+            "StridedSlice",
+            [value, begin, self.stack([*before, size]), step],
+            T=value.dtype,
+            Index=tf.int32,
+            begin_mask=kept,
+            end_mask=kept,
+            ellipsis_mask=0,
+            new_axis_mask=0,
+            shrink_axis_mask=0,
+        )
+
     def expand(self, value: Ref, dim: int) -> Ref:
         """Inserts a dimension of one entry."""
         return self.op("ExpandDims", [value, self.constant(dim, tf.int32)], T=value.dtype, Tdim=tf.int32)

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.partition import rules
+from dtrain.partition.conversion import BATCH
 from dtrain.partition.emission import Emission, OneProcess, ProcessCommunication
 from dtrain.partition.layouts import REPLICATED, Layout, RowCount, Sharded
 from dtrain.partition.nodes import COLLECTIVES, NodeBlock
@@ -15,12 +16,9 @@ from dtrain.partition.partitioner import Partitioner
 from dtrain.partition.replicas import Replicas
 from dtrain.partition.traced import TracedOperation, read_graph, static_shape
 from dtrain.partition.values import Value
-from dtrain.upstream.functions import graph_of_function
+from dtrain.upstream.functions import graph_of_definition, graph_of_function
 
 __all__ = ["BATCH", "Partitioned", "by_batch", "rules"]
-
-BATCH = "batch"
-"""The key of the rows that the feed divides."""
 
 
 def by_batch(dim: int = 0) -> Sharded:
@@ -35,8 +33,10 @@ class Partitioned:
         function: a `ConcreteFunction`, traced as one device runs it: on the whole batch.
         layouts: the layout of each of its inputs that are not captured.
         replicas: the replicas of this process.
+        some_idle: whether replicas may have no rows. The caller then gives them one, which counts nowhere.
         copies: returns each replica's own tensor of a captured one, such as the handle of a variable's copy;
             None if the replicas share it.
+        in_parts: whether a captured tensor is the handle of a variable of which each replica holds a part.
 
     Attributes:
         block: what the replicas of this process compute.
@@ -53,7 +53,9 @@ class Partitioned:
         layouts: Sequence[Layout],
         replicas: Replicas,
         *,
+        some_idle: bool = False,
         copies: Callable[[Any], Sequence[Any] | None] = lambda captured: None,
+        in_parts: Callable[[Any], bool] = lambda captured: False,
     ) -> None:
         graph = function.graph
         traced = read_graph(graph)
@@ -61,7 +63,7 @@ class Partitioned:
         self.replicas = replicas
         self.block: NodeBlock = step.block
         sizes = self.block.input(tf.int32)
-        step.define_group(BATCH, sizes)
+        step.define_group(BATCH, sizes, some_idle=some_idle)
         outside = {tensor.name: captured for captured, tensor in graph.captures}
         variables = {id(each.handle): each.shape for each in graph.variables}
         given = iter(layouts)
@@ -81,7 +83,15 @@ class Partitioned:
             refs = [self.block.input(tensor.dtype) for _ in own]
             parts = tuple(refs if len(refs) > 1 else refs * replicas.here)
             held = variables.get(id(captured))
-            inputs.append(Value(parts, REPLICATED, shape, variable_shape=held and static_shape(held)))
+            inputs.append(
+                Value(
+                    parts,
+                    REPLICATED,
+                    shape,
+                    variable_shape=held and static_shape(held),
+                    in_parts=in_parts(captured),
+                )
+            )
         outputs = [step.whole(value) for value in step.run(traced, inputs)]
         self.block.outputs = [value.parts[0] for value in outputs]
         self.gathered = step.gathered
@@ -120,11 +130,11 @@ class Partitioned:
 
 
 def _function_of(op: TracedOperation, name: str) -> Any:
-    """The graph of a function that an operation calls, as it was traced."""
+    """The graph of a function that an operation calls; None if there is no such function."""
     graph = op.graph
     while graph is not None:
-        found = graph_of_function(graph, name)
+        found = graph_of_function(graph, name) or graph_of_definition(graph, name)
         if found is not None:
             return found
         graph = getattr(graph, "outer_graph", None)
-    raise LookupError(f"the function {name} was not traced by this process, but loaded")
+    return None

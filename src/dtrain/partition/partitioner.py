@@ -6,9 +6,10 @@ That is right for every operation, only slower.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +18,7 @@ from dtrain.errors import StepError
 from dtrain.partition.conversion import LayoutConversion
 from dtrain.partition.folding import folded
 from dtrain.partition.inference import infer_shapes
-from dtrain.partition.layouts import REPLICATED, Entry, Layout
+from dtrain.partition.layouts import LOCAL, REPLICATED, Entry, Layout
 from dtrain.partition.nodes import Builder, Node, NodeBlock, Ref, attribute
 from dtrain.partition.replicas import Replicas
 from dtrain.partition.traced import (
@@ -35,6 +36,11 @@ Rule = Callable[["Partitioner", TracedOperation, list[Value]], "list[Value] | No
 
 RULES: dict[str, Rule] = {}
 """The rules by the type of operation."""
+
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+
+_OF_VARIABLES_IN_PARTS = ("VarIsInitializedOp", "VariableShape")
+"""What needs nothing of a variable's value."""
 
 FOR_REPLICATED: set[str] = set()
 """The types whose rules are asked also if each replica has all inputs: of sizes and functions."""
@@ -62,7 +68,7 @@ class Partitioner(LayoutConversion):
 
     Args:
         replicas: the replicas of this process.
-        functions: returns the graph of a function that an operation calls, by its name.
+        functions: returns the graph of a function that an operation calls, by its name, or None.
 
     Attributes:
         replicas: as given.
@@ -77,6 +83,7 @@ class Partitioner(LayoutConversion):
         self._functions = functions
         self._after: dict[TracedOperation, list[tuple[Node, ...]]] = {}
         self._traced: dict[str, TracedGraph] = {}
+        self._alone = False
 
     @property
     def nested(self) -> bool:
@@ -155,14 +162,42 @@ class Partitioner(LayoutConversion):
         found = folded(op, [value.constant for value in inputs])
         if found is not None:
             return [self.constant(each, tensor.dtype) for each, tensor in zip(found, op.outputs, strict=True)]
+        if self._alone and op.type not in _CALLS and any(value.local for value in inputs):
+            return self._own_operation(op, inputs)
+        if self._is_function(op):
+            return self.run(self.called(op, op.type), inputs)
         rule = RULES.get(op.type)
         if all(value.replicated for value in inputs) and op.type not in FOR_REPLICATED and not op.stateful:
             return self.each(op, inputs, REPLICATED)
         outputs = rule(self, op, inputs) if rule else None
-        return self.whole_operation(op, inputs) if outputs is None else outputs
+        if outputs is None:
+            return self.whole_operation(op, inputs)
+        # What a function returns was counted where its operations made it.
+        made_of_rows = any(value.sharded for value in inputs) and not op.control_flow
+        return [self.counted(value) for value in outputs] if made_of_rows else outputs
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within it, each replica computes what depends on its own rows by itself."""
+        outer, self._alone = self._alone, True
+        try:
+            yield
+        finally:
+            self._alone = outer
+
+    def _own_operation(self, op: TracedOperation, inputs: list[Value]) -> list[Value]:
+        """An operation on each replica's own values; variables are assigned the mean over the rows."""
+        if op.control_flow:
+            raise ValueError("it is a condition or loop in a local region, and depends on the rows")
+        if any(value.dtype == tf.resource for value in inputs):
+            given = [value if value.dtype == tf.resource else self.whole(value) for value in inputs]
+            return self.each(op, given, REPLICATED)
+        return self.each(op, inputs, LOCAL)
 
     def whole_operation(self, op: TracedOperation, inputs: list[Value]) -> list[Value]:
         """The operation with whole inputs: on each replica the same."""
+        if any(value.in_parts for value in inputs) and op.type not in _OF_VARIABLES_IN_PARTS:
+            raise ValueError("it changes a variable of which each replica holds a part, such as a metric's")
         if any(value.sharded for value in inputs):
             self.gathered[op.type] += 1
         return self.each(op, [self.whole(value) for value in inputs], REPLICATED)
@@ -229,10 +264,23 @@ class Partitioner(LayoutConversion):
     # Functions that operations call
 
     def called(self, op: TracedOperation, name: str) -> TracedGraph:
-        """The function `name` that an operation calls."""
+        """The function `name` that an operation calls.
+
+        Raises:
+            LookupError: it is not known.
+        """
         if name not in self._traced:
-            self._traced[name] = read_graph(self._functions(op, name))
+            graph = self._functions(op, name)
+            if graph is None:
+                raise LookupError(f"there is no function {name}")
+            self._traced[name] = read_graph(graph)
         return self._traced[name]
+
+    def _is_function(self, op: TracedOperation) -> bool:
+        """Whether the type of an operation is a function's name: so TensorFlow calls older functions."""
+        if op.type in RULES or hasattr(tf.raw_ops, op.type):
+            return False
+        return op.type in self._traced or self._functions(op, op.type) is not None
 
     def body(self, make: Callable[[NodeBlock], Sequence[Ref]]) -> NodeBlock:
         """A new block, whose nodes `make` appends; it returns the outputs."""

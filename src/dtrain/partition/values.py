@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.partition.layouts import (
+    LOCAL,
     LOCAL_SIZES,
     REPLICATED,
     Entry,
@@ -34,6 +35,7 @@ class Value:
         constant: the whole value, where it is known.
         tensor: the traced tensor; None for a value that only the partitioned function has.
         variable_shape: of the handle of a variable, the variable's static shape.
+        in_parts: of the handle of a variable, whether the sum of the replicas' copies is its value.
         summed, kept: of axes that only the running step knows, those that surely are among them, and not.
         reserved: of a list that has no elements yet, the operation that made it, and its inputs.
     """
@@ -45,6 +47,7 @@ class Value:
     constant: np.ndarray | None = None
     tensor: TracedTensor | None = None
     variable_shape: Shape = None
+    in_parts: bool = False
     summed: frozenset[int] = frozenset()
     kept: frozenset[int] = frozenset()
     reserved: tuple[TracedOperation, list[Value]] | None = None
@@ -111,6 +114,11 @@ class Value:
     def counts_rows(self) -> bool:
         """Whether it holds sizes that are each replica's own."""
         return self.layout == LOCAL_SIZES
+
+    @property
+    def local(self) -> bool:
+        """Whether it is each replica's own."""
+        return self.layout == LOCAL
 
     @property
     def scalar_constant(self) -> int | None:

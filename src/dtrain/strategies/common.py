@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.cluster.secret import on_loopback
-from dtrain.keras_engine.context import reported_replicas, updating_locally
+from dtrain.keras_engine.context import reported_replicas, single_program, updating_locally
 from dtrain.keras_engine.hook import install
 from dtrain.keras_engine.protocol import scope_entered
 from dtrain.keras_engine.replica_calls import note_write, with_own_attributes
@@ -156,7 +156,13 @@ class LocalUpdates:
         return weakref.WeakKeyDictionary()
 
     def _use_merge_call(self) -> bool:
-        return False if updating_locally() else super()._use_merge_call()  # type: ignore[misc]
+        return False if updating_locally() or single_program() else super()._use_merge_call()  # type: ignore[misc]
+
+    def update(self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True) -> Any:
+        """As in TensorFlow; in a step that is traced as one device's program, of the only copy."""
+        if single_program():
+            return fn(var, *args, **(kwargs or {}))
+        return super().update(var, fn, args, kwargs, group)  # type: ignore[misc]
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         return made_replicated(super()._create_variable(next_creator, **kwargs))  # type: ignore[misc]

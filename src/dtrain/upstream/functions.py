@@ -105,6 +105,24 @@ def graph_of_function(graph: Any, name: str) -> Any:
     return getattr(tensorflow_names.GET_FUNCTION.resolve()(graph, name), "graph", None)
 
 
+def graph_of_definition(graph: Any, name: str) -> Any:
+    """As `graph_of_function`, for a function that has a definition only; None if it is not known.
+
+    That are functions of a saved model that was loaded, and of TensorFlow's operations that are older than
+    `tf.function`, such as the loop of the CTC loss. The graph is made anew.
+    """
+    from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
+
+    library = graph.as_graph_def().library.function
+    definition = next((each for each in library if each.signature.name == name), None)
+    if definition is None:
+        return None
+    with graph.as_default():
+        made = function_def_to_graph(definition, include_library_functions=True)
+    made.outer_graph = graph
+    return made
+
+
 def same_function_untraced(function: Any) -> Any:
     """A new `tf.function` with the same Python function and options, and without any trace."""
     return tensorflow_names.FUNCTION_CLONE.resolve()(function, None)

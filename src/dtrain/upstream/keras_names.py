@@ -179,6 +179,11 @@ EMBEDDING_CALL = Replaced(
     "it fetches the whole table to look up a few rows",
     "keras#18624",
 )
+BATCH_NORMALIZATION_CALL = Replaced(
+    "keras.src.layers.normalization.batch_normalization:BatchNormalization.call",
+    "without synchronized=True each replica normalizes with the moments of its own rows",
+    "keras#18671",
+)
 REMAT = Replaced(
     "keras.src.backend.tensorflow.core:remat",
     "a layer that is computed again must draw the same numbers and write nothing a second time",

@@ -210,7 +210,11 @@ class SplitDataset:
     def __iter__(self) -> Any:
         groups = self._grouped(self._dataset) if self._whole else None
         return groups or SplitIterator(
-            iter(self._parts), counted=self._counted, exact=self._exact, whole=self._whole
+            iter(self._parts),
+            self.element_spec,
+            counted=self._counted,
+            exact=self._exact,
+            whole=self._whole,
         )
 
 
@@ -219,18 +223,22 @@ class SplitIterator:
 
     Args:
         iterator: TensorFlow's, or a `Pass`.
-        counted, exact: as the attributes.
+        batch_spec, counted, exact: as the attributes.
         whole: whether it yields whole batches, for the only replica.
 
     Attributes:
+        batch_spec: the spec of a global batch.
         counted: whether the number of batches was known beforehand.
         exact: whether that number is certain.
         whole: as given.
     """
 
-    def __init__(self, iterator: Any, *, counted: bool, exact: bool = False, whole: bool = False) -> None:
+    def __init__(
+        self, iterator: Any, batch_spec: Any, *, counted: bool, exact: bool = False, whole: bool = False
+    ) -> None:
         start_deleting()
         self._iterator = iterator
+        self.batch_spec = batch_spec
         self.counted = counted
         self.exact = exact
         self.whole = whole

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from dtrain.partition.conversion import common_shape, joined
 from dtrain.partition.layouts import REPLICATED, Layout, Sharded
+from dtrain.partition.local_regions import is_local_region, region
 from dtrain.partition.nodes import BRANCH, LOOP, NodeBlock, Ref
 from dtrain.partition.partitioner import Partitioner, rule
 from dtrain.partition.traced import Shape, TracedGraph, TracedOperation
@@ -19,7 +20,9 @@ _TRIES = 8  # to find the layouts of a loop; each try can only make values whole
 
 @rule("PartitionedCall", "StatefulPartitionedCall", for_replicated=True)
 def _call(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
-    return step.run(step.called(op, op.attribute("f").name), inputs)
+    name = op.attribute("f").name
+    graph = step.called(op, name)
+    return region(step, name, graph, inputs) if is_local_region(name) else step.run(graph, inputs)
 
 
 @rule("If", "StatelessIf", for_replicated=True)

@@ -92,7 +92,7 @@ def _combined(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> li
     (own,) = step.each(op, inputs, PARTIAL)
     build = step.build
     rank = own.rank
-    rows = [build.expand(part, 0) for part in own.parts]
+    rows = step.counted_rows([build.expand(part, 0) for part in own.parts])
     (gathered,) = build.node(
         ALL_GATHER, rows, {"dim": 0, "rank": None if rank is None else rank + 1}, [own.dtype]
     )
