@@ -156,6 +156,7 @@ class Loop:
         epoch_resumed: whether the running epoch of a `fit` began in another process, and its metrics were
             restored.
         blocks: what the workers have done in the running epoch, under parameter servers; complete at its end.
+        iterator: what the running call of the loop's function reads from.
     """
 
     kind: str = ""
@@ -170,6 +171,11 @@ class Loop:
     first_epoch: int = 1
     epoch_resumed: bool = False
     blocks: Any = None
+    iterator: Any = None
+
+    def reads(self, iterator: Any) -> bool:
+        """Whether this loop's own call reads from an iterator, and not a `train_on_batch` in a callback."""
+        return iterator is not None and iterator is self.iterator
 
     @property
     def function(self) -> Any:
