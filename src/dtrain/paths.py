@@ -16,14 +16,24 @@ def checked_path(name: str, path: str | os.PathLike[str]) -> str:
         path: the path.
 
     Raises:
-        ConfigurationError: the value is no path, is empty, or contains a NUL character.
+        ConfigurationError: the value is no path, is empty, contains a NUL character, or is not UTF-8, which
+            TensorFlow needs.
     """
     found: object = path.__fspath__() if isinstance(path, os.PathLike) else path
-    if not isinstance(found, str) or not found or "\0" in found:
+    if not isinstance(found, str) or not found or "\0" in found or not _is_utf8(found):
         raise ConfigurationError(
-            f"{name}={path!r} is not a path.", hint=f"set {name} to the path of a folder"
+            f"{name}={path!r} is not a path.", hint=f"set {name} to the path of a folder, in UTF-8"
         )
     return found
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether a text has no surrogates, as Python decodes the bytes of a file name in another encoding."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def check_script(path: str) -> None:

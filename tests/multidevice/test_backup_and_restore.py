@@ -307,6 +307,7 @@ def test_another_model_is_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         ({"backup_dir": ""}, "backup_dir=''"),
+        ({"backup_dir": "\udce9"}, r"backup_dir='\udce9'"),
         ({"backup_dir": "a\0b"}, r"backup_dir='a\x00b'"),
         ({"save_freq": 0}, "save_freq is 0"),
         ({"save_freq": True}, "save_freq is True"),

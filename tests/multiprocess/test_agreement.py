@@ -119,6 +119,37 @@ def agreements() -> dict[str, Any]:
         callback = stops("on_test_batch_end", {1: 2}, "stop_evaluating")
         return made.evaluate(x, y, batch_size=8, verbose=0, callbacks=[callback])
 
+    def predicted_in_part(hook: str, at: dict[int, int], **options: Any) -> Any:
+        made = model()
+        callback = stops(hook, at, "stop_predicting")
+        found = made.predict(x, **{"batch_size": 8, "verbose": 0} | options, callbacks=[callback])
+        again = made.predict(x, batch_size=8, verbose=0)  # the workers are at the same point still
+        parts = zip(keras.tree.flatten(found), keras.tree.flatten(again), strict=True)
+        return [(len(part), np.array_equal(part, whole[: len(part)])) for part, whole in parts]
+
+    def predicted_rows_of_any_length() -> Any:
+        class Ragged(keras.Model):
+            def call(self, inputs: Any) -> Any:
+                lengths = tf.cast(tf.math.abs(inputs[:, 0]) < 1, tf.int64) + 1
+                return tf.RaggedTensor.from_tensor(inputs, lengths=lengths)
+
+        with strategy.scope():
+            made = Ragged()
+            made.compile("sgd", "mse")
+        callback = stops("on_predict_batch_end", {0: 2}, "stop_predicting")
+        found = made.predict(x, batch_size=8, verbose=0, callbacks=[callback])
+        return int(found.nrows()), found.row_lengths().numpy().tolist()
+
+    def predicted_in_pieces() -> Any:
+        inputs = keras.Input((3,))
+        with strategy.scope():
+            outputs = {"a": keras.layers.Dense(1)(inputs), "b": keras.layers.Dense(2)(inputs)}
+            made = keras.Model(inputs, outputs)
+            made.compile("sgd", "mse", steps_per_execution=2)
+        callback = stops("on_predict_batch_end", {1: 1}, "stop_predicting")
+        found = made.predict(tf.data.Dataset.from_tensor_slices(x).batch(8), verbose=0, callbacks=[callback])
+        return {name: value.shape for name, value in found.items()}
+
     def own_logs() -> Any:
         made = model(OwnLogs)
         return made.evaluate(x, y, batch_size=8, verbose=0, return_dict=True)
@@ -150,6 +181,13 @@ def agreements() -> dict[str, Any]:
         "early stopping": early,
         "alone on the chief": alone_on_the_chief,
         "evaluated in part": evaluated_in_part,
+        "predicted in part": lambda: predicted_in_part("on_predict_batch_end", {1: 2}),
+        "predicted in part on the first": lambda: predicted_in_part("on_predict_batch_end", {0: 1}),
+        "predicted to different batches": lambda: predicted_in_part("on_predict_batch_end", {0: 4, 1: 3}),
+        "predicted from a batch's beginning": lambda: predicted_in_part("on_predict_batch_begin", {1: 5}),
+        "predicted to the last batch": lambda: predicted_in_part("on_predict_batch_end", {1: 6}),
+        "predicted rows of any length": predicted_rows_of_any_length,
+        "predicted in pieces": predicted_in_pieces,
         "own logs": own_logs,
         "evaluates alone": evaluates_alone,
     }
@@ -205,6 +243,30 @@ def test_evaluate_returns_the_same_on_every_worker(seen: list[dict[str, Any]]) -
     first, second = (worker["evaluated in part"] for worker in seen)
     assert first == second and np.isfinite(first)
     assert [worker["own logs"] for worker in seen] == [{"of_this_worker": 10.5}] * 2
+
+
+@pytest.mark.parametrize(
+    ("case", "batches"),
+    [
+        ("predicted in part", 2),
+        ("predicted in part on the first", 1),
+        ("predicted to different batches", 3),
+        ("predicted from a batch's beginning", 5),
+        ("predicted to the last batch", 6),
+    ],
+)
+def test_one_worker_stops_predicting(seen: list[dict[str, Any]], case: str, batches: int) -> None:
+    """All workers return the outputs that the worker had when it stopped."""
+    assert [worker[case] for worker in seen] == [[(8 * batches, True)]] * 2
+
+
+def test_one_worker_stops_predicting_rows_of_any_length(seen: list[dict[str, Any]]) -> None:
+    first, second = (worker["predicted rows of any length"] for worker in seen)
+    assert first == second and first[0] == 16 and {*first[1]} == {1, 2}, first
+
+
+def test_one_worker_stops_predicting_with_several_batches_a_call(seen: list[dict[str, Any]]) -> None:
+    assert [worker["predicted in pieces"] for worker in seen] == [{"a": (16, 1), "b": (16, 2)}] * 2
 
 
 def test_a_worker_that_evaluates_alone(seen: list[dict[str, Any]]) -> None:

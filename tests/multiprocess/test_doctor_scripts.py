@@ -27,6 +27,15 @@ x, y = np.ones((64, 4), "float32"), np.ones((64, 2), "float32")
 model.fit(x, y, batch_size=8, epochs=9, verbose=0, callbacks=[keras.callbacks.ModelCheckpoint("epoch.keras")])
 pathlib.Path("trained").touch()
 """
+SHARDED = """
+import dtrain, keras, numpy as np, tensorflow as tf
+with dtrain.strategy("auto").scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+data = tf.data.Dataset.from_tensor_slices((x, x[:, :1]))
+model.fit(data.shard(dtrain.world_size(), dtrain.rank()).batch(4), verbose=0)
+"""
 RAISES = """
 import dtrain, keras
 dtrain.strategy("auto")
@@ -135,6 +144,14 @@ def test_a_task_that_fails_is_named_with_its_error(tmp_path: Path) -> None:
     status, findings = doctor(tmp_path, RAISES, "--job")
     assert status == 1
     assert findings["job"][0]["found"] == "worker 1: ValueError: the second one is not well (script.py:5)"
+
+
+def test_data_that_the_script_divides_by_itself_is_named(tmp_path: Path) -> None:
+    status, findings = doctor(tmp_path, SHARDED, "--job")
+    assert status == 1, findings
+    (job,) = findings["job"]
+    assert "The workers read other examples" in job["found"] and "the dataset has a shard()" in job["found"]
+    assert "give every worker the same data" in job["remedy"]
 
 
 def test_a_script_without_a_step_is_ended(tmp_path: Path) -> None:

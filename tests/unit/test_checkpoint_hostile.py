@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -388,3 +389,39 @@ def test_a_later_attempt_leaves_the_file_of_its_lock(tmp_path: Path, monkeypatch
     again = folder_lock.FolderLock(str(tmp_path), *ALONE)
     again.release(delete=True)
     assert not path.exists()
+
+
+# --- a file in the place of the user's folder
+
+
+@pytest.mark.parametrize("kind", ["file", "fifo", "socket", "link"])
+def test_what_is_no_folder_is_not_deleted_as_an_empty_one(tmp_path: Path, somebody: Path, kind: str) -> None:
+    path = tmp_path / "model.keras"
+    if kind == "file":
+        path.write_text("weights")
+    else:
+        put(kind, path, somebody)
+    for each in (str(path), f"file://{path}"):
+        remove_all(each)
+        assert os.path.lexists(path)
+    remove_all(str(tmp_path / "model.keras" / "below"))
+    assert is_untouched(somebody)
+
+
+def test_only_an_empty_folder_is_deleted(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "notes").write_text("mine")
+    remove_all(str(folder))
+    assert (folder / "notes").read_text() == "mine"
+    (folder / "notes").unlink()
+    remove_all(str(folder))
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("below", ["", "below", "below/further"])
+def test_a_file_in_the_place_of_a_folder_is_an_error_at_once(tmp_path: Path, below: str) -> None:
+    (tmp_path / "model.keras").write_text("weights")
+    with refused(CheckpointError, tmp_path / "model.keras" / below, "a file is there"):
+        folder_lock.FolderLock(str(tmp_path / "model.keras" / below), *ALONE)
+    assert (tmp_path / "model.keras").read_text() == "weights"

@@ -73,6 +73,19 @@ def test_two_of_the_same_operation_name_what_they_exchange(job: Callable[[int], 
     assert "worker 0 is in fit, at logs, worker 1 in fit, at hooks" in message
 
 
+@pytest.mark.parametrize("finds", [0, 1])
+def test_two_that_exchange_different_values_at_the_same_point(job: Callable[[int], Job], finds: int) -> None:
+    """One worker's transport is at a call of an operation that no worker has named."""
+    here = job(2)
+    for worker in here.workers:
+        worker.begin("is in fit\nlogs")
+    first = here.workers[0]._operations
+    wait_until(lambda: first._reached == [1, 1])
+    first._reached[1 - finds] += 1  # which this worker's transport has seen, but not what it is
+    (message,) = messages(here.run({finds: Peers.explain_difference, 1 - finds: until_told}))
+    assert "workers 0 and 1 are in fit, at logs, but one exchanges what the others do not" in message
+
+
 @pytest.mark.parametrize("waiting", [0, 1])
 def test_a_worker_that_waits_in_a_step_is_told_at_once(job: Callable[[int], Job], waiting: int) -> None:
     here = job(2)
@@ -131,6 +144,24 @@ def test_workers_that_end_one_after_the_other(job: Callable[[int], Job]) -> None
         worker.check()
 
     assert here.run(dict.fromkeys(range(3), work)) == dict.fromkeys(range(3))
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_a_program_that_an_error_has_ended_is_a_loss_inside_a_step(
+    job: Callable[[int], Job], fails: int
+) -> None:
+    """The end of the program, which follows at once, does not hide the error."""
+    here = job(2)
+    for worker in here.workers:
+        worker.begin("is in fit")
+    for text in ("has left fit because of an error", "has ended its program"):
+        here.workers[fails].begin(text)
+    wait_until(lambda: here.workers[0]._operations._reached[fails] == 3)
+    here.clock.pass_by(5.1)
+    (message,) = messages(here.run({1 - fails: until_told}), PeerMissingError)
+    assert (
+        f"worker {fails} has left fit because of an error" in message and "ended its program" not in message
+    )
 
 
 def test_an_operation_that_an_error_has_ended_is_a_loss(job: Callable[[int], Job]) -> None:

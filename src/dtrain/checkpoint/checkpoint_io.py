@@ -59,6 +59,11 @@ class CheckpointIO(abc.ABC):
     def remove_directory(self, path: str) -> None:
         """Deletes a directory with its content; a missing directory is no error."""
 
+    def remove_if_empty(self, path: str) -> None:
+        """Deletes a directory that has no content; everything else at the path stays, without an error."""
+        if self.exists(path) and not self.names(path):
+            self.remove_directory(path)
+
     def is_link(self, path: str) -> bool:
         """Whether a path itself is a symbolic link, if the storage has such."""
         return False

@@ -140,9 +140,16 @@ def _try(path: str) -> int | None:
 
     Raises:
         BlockingIOError: another process holds the lock.
-        UnsafeFileError: it is no regular file, which could be changed without harm.
+        UnsafeFileError: it is no regular file, which could be changed without harm; or its folder is none.
     """
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(path).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        hint = "Name a folder, or a path at which nothing is yet."
+        raise UnsafeFileError(
+            folder, "a file is there, or in the place of a folder above", hint=hint
+        ) from error
     descriptor = safe_files.open_regular(path, os.O_RDWR | os.O_CREAT, mode=0o644)
     try:
         try:

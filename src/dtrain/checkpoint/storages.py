@@ -131,6 +131,15 @@ class LocalFiles(TensorFlowFiles):
         """As `remove`."""
         safe_files.remove(_plain(path))
 
+    def remove_if_empty(self, path: str) -> None:
+        """Deletes a directory that has no content; everything else at the path stays, without an error."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a link is no directory, too
+            try:
+                os.rmdir(_plain(path))  # noqa: PTH106
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+
     def sync(self, path: str) -> None:
         """Waits until a file or directory is on the disk."""
         handle = os.open(_plain(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opened only to be synced

@@ -117,7 +117,8 @@ def remove_uncommitted(directory: str) -> None:
 def remove_all(directory: str) -> None:
     """Deletes all checkpoints, complete or not, and then the directory if nothing else is in it.
 
-    Logs what cannot be deleted. A directory that cannot be removed, such as a mounted disk, stays.
+    Logs what cannot be deleted. A directory that cannot be removed, such as a mounted disk, stays, and so
+    does what is no directory.
     """
     import tensorflow as tf
 
@@ -125,10 +126,8 @@ def remove_all(directory: str) -> None:
         # The oldest first: if this is interrupted, the newest ones are left.
         for name in sorted(_names(directory)):
             remove(join(directory, str(name)))
-        storage = storage_of(directory)
-        if storage.exists(directory) and not storage.is_link(directory) and not storage.names(directory):
-            with contextlib.suppress(OSError, tf.errors.OpError):
-                storage_of(directory).remove_directory(directory)
+        with contextlib.suppress(OSError, tf.errors.OpError):
+            storage_of(directory).remove_if_empty(directory)
 
 
 def remove(path: str) -> None:

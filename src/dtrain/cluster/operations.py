@@ -29,7 +29,8 @@ _MISMATCH, _LOSS = range(2)  # the number of a frame UNEQUAL: the class of the e
 
 _HINT = (
     "call fit, evaluate, predict, barrier and broadcast on every worker, equally often and in the same "
-    "order, with the same data; print and write files on the chief alone"
+    "order, with the same data; read metrics and set weights or a learning rate on every worker, to the same "
+    "values; print and write files on the chief alone"
 )
 _LOSS_HINT = "see why it failed; `dtrain launch` starts all workers again (--max-restarts N)"
 
@@ -114,12 +115,14 @@ class Operations:
 
     def note(self, worker: int, number: int, text: bytes) -> None:
         """On the first worker: notes that a worker has begun an operation, and compares."""
+        if text == ENDED.encode():
+            self._ended[worker] = number
+            if self._latest[worker].startswith(FAILED.encode()):
+                text = self._latest[worker]  # the error that others must hear of, not the end that follows it
         self._latest[worker], self._since[worker] = text, self._clock.now()
         self._reached[worker] = number + 1
         there = self._texts.setdefault(number, {})
         there[worker] = text
-        if text == ENDED.encode():
-            self._ended[worker] = number
         if any(other != text for other in there.values()) or self._goes_on_after_the_end():
             self._tell(there)
         if len(there) == self._size:
@@ -165,8 +168,14 @@ class Operations:
         lost = any(each.startswith(FAILED) for each in shown)
         message = _by_worker(shown)
         if not lost:
-            question = "" if inside or ENDED in shown else ": is one of them behind is_chief()?"
-            message = f"The workers are not at the same point of the program: {message}{question}"
+            message = f"The workers are not at the same point of the program: {message}"
+            if len({*shown}) == 1:
+                message += (
+                    ", but one exchanges what the others do not: is a metric read, or the model called, "
+                    "behind is_chief()?"
+                )
+            elif not (inside or ENDED in shown):
+                message += ": is one of them behind is_chief()?"
         self._set(_error(message, lost=lost))
         for other in range(1, self._size):
             self._send(other, UNEQUAL, _LOSS if lost else _MISMATCH, message.encode())

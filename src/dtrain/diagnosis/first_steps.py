@@ -115,12 +115,23 @@ def _devices(strategy: Any) -> list[str]:
 
 
 def _await_workers() -> None:
-    """Waits until all workers have made these steps; if one ended earlier, the others would fail."""
+    """Waits until all workers have made these steps; if one ended earlier, the others would fail.
+
+    Raises:
+        DataError: `fit` has read different examples on them, or the same ones where the program divides them.
+    """
     from dtrain import job
     from dtrain.cluster import peers
+    from dtrain.keras_engine.agreement import end_of_data
+    from dtrain.keras_engine.loop import current_loop
+    from dtrain.keras_engine.protocol import layout_of
 
-    if peers.connected() is not None:
+    if peers.connected() is None:
+        return
+    if (model := current_loop().model) is None:
         job.barrier()
+    else:
+        end_of_data(layout_of(model.distribute_strategy), None)
 
 
 def main(arguments: list[str]) -> None:

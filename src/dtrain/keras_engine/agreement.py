@@ -20,8 +20,8 @@ from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.upstream import keras as upstream_keras
 
 
-def end_of_data(layout: ReplicaLayout | None, logs: Any = None) -> Any:
-    """Compares what the workers have read in an epoch, `evaluate` or `predict`; every worker must call it.
+def end_of_data(layout: ReplicaLayout | None, logs: Any) -> Any:
+    """Compares what the workers have read so far in an epoch or `evaluate`; every worker must call it.
 
     Args:
         layout: the layout of the strategy.
@@ -37,6 +37,29 @@ def end_of_data(layout: ReplicaLayout | None, logs: Any = None) -> Any:
         return logs
     plain = _plain(logs) if isinstance(logs, Mapping) else None
     return _with_own(layout, _with_data(layout, plain, "logs")[0], logs)
+
+
+def predicted(layout: ReplicaLayout | None, outputs: Any) -> Any:
+    """Compares what the workers have read in `predict`; every worker must call it.
+
+    Where a worker has stopped, the others have made further calls: all return what that worker has seen.
+
+    Args:
+        layout: the layout of the strategy.
+        outputs: what Keras' `predict` has returned on this worker, a nest of arrays of rows.
+
+    Returns:
+        The first rows of the outputs, as many as each worker has.
+
+    Raises:
+        DataError: the workers have read different batches.
+    """
+    if layout is None or layout.workers == 1:
+        return outputs
+    leaves = keras.tree.flatten(outputs)
+    everyone = _with_data(layout, [int(leaf.shape[0]) for leaf in leaves], "outputs")
+    least = [min(rows) for rows in zip(*everyone, strict=True)]
+    return keras.tree.pack_sequence_as(outputs, [leaf[:n] for leaf, n in zip(leaves, least, strict=True)])
 
 
 def _with_data(layout: ReplicaLayout, value: Any, what: str) -> list[Any]:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from dtrain import events
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.accumulation import MicroBatchSums, abandon, can_sum_locally
-from dtrain.keras_engine.agreement import EpochAgreement, end_of_data
+from dtrain.keras_engine.agreement import EpochAgreement, end_of_data, predicted
 from dtrain.keras_engine.asynchronous.fitting import prepare_fit, prepare_without_training
 from dtrain.keras_engine.callbacks import (
     expanded,
@@ -220,9 +220,7 @@ def _evaluated_or_predicted(original: Callable[..., Any], self: Any, call: inspe
     loop = Loop(kind=kind, model=self, every_batch=every_batch, epochs=1, callbacks=callbacks)
     with loop.running():
         found = original(*call.args, **call.kwargs)
-        if kind == "predict":
-            end_of_data(layout)
-    return found
+        return predicted(layout, found) if kind == "predict" else found
 
 
 @replaces(keras_names.TRAINER_INIT)

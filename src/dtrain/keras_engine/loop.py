@@ -8,6 +8,7 @@ own, not written here.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import keras
 import tensorflow as tf
 
 from dtrain import events
-from dtrain.keras_engine.operation import Operation, current_operation
+from dtrain.keras_engine.operation import current_operation
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.splitting import data_error_of
@@ -31,6 +32,12 @@ _GROWTH = 8  # the most by which the number of steps is multiplied from one call
 _MOST = 4096  # the most steps of a call
 _MEETING = 8  # at every eighth call, the workers exchange and agree on the number
 _FIRST_MEETINGS = 8  # up to this call, they do so at every call but the first, while the number grows
+# How Keras names what belongs to a loop, as `train_function`, and what stops it, as `stop_training`.
+_WORDS = {
+    "fit": ("train", "training"),
+    "evaluate": ("test", "evaluating"),
+    "predict": ("predict", "predicting"),
+}
 
 
 class FitSession:
@@ -149,6 +156,7 @@ class Loop:
         epoch_resumed: whether the running epoch of a `fit` began in another process, and its metrics were
             restored.
         blocks: what the workers have done in the running epoch, under parameter servers; complete at its end.
+        iterator: what the running call of the loop's function reads from.
     """
 
     kind: str = ""
@@ -163,31 +171,29 @@ class Loop:
     first_epoch: int = 1
     epoch_resumed: bool = False
     blocks: Any = None
+    iterator: Any = None
+
+    def reads(self, iterator: Any) -> bool:
+        """Whether this loop's own call reads from an iterator, and not a `train_on_batch` in a callback."""
+        return iterator is not None and iterator is self.iterator
 
     @property
     def function(self) -> Any:
         """The model's function that the loop calls; None if no loop runs."""
-        names = {"fit": "train_function", "evaluate": "test_function", "predict": "predict_function"}
-        return getattr(self.model, names[self.kind]) if self.kind else None
-
-    @property
-    def operation(self) -> Operation | None:
-        """The operation of this loop, if several workers agree on its end."""
-        return None if self.kind == "predict" else current_operation()
+        return getattr(self.model, f"{_WORDS[self.kind][0]}_function") if self.kind else None
 
     def begin_epoch(self, feed: Any, ended: int) -> None:
         """Notes that an epoch over a data feed begins, after so many that have ended."""
-        if (running := current_operation()) is not None:
-            running.feed = feed
-        if (operation := self.operation) is not None:
+        if (operation := current_operation()) is not None:
+            operation.feed = feed
             operation.begin_loop(self.first_epoch + ended if self.kind == "fit" else 0)
 
     def begin_call(self) -> bool:
         """Notes that a call begins; False, and Keras is told to stop, if the workers have agreed on that."""
-        operation = self.operation
+        operation = current_operation()
         if operation is None or operation.begin_call():
             return True
-        setattr(self.model, "stop_training" if self.kind == "fit" else "stop_evaluating", True)
+        setattr(self.model, f"stop_{_WORDS[self.kind][1]}", True)
         return False
 
     def stop_with_others(self, feed: Iterator[Any]) -> None:
@@ -196,7 +202,7 @@ class Loop:
         Args:
             feed: the data feed.
         """
-        operation = self.operation
+        operation = current_operation()
         if operation is None:
             return
         operation.stop()
@@ -211,14 +217,27 @@ class Loop:
         """Makes a call of the loop's function, with its callbacks, as Keras does."""
         given = self.callbacks
         given = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else given
-        hook = "on_train_batch" if self.kind == "fit" else "on_test_batch"
+        hook = f"on_{_WORDS[self.kind][0]}_batch"
         callbacks = keras.tree.flatten(given or [])
         for each in callbacks:
             getattr(each, f"{hook}_begin")(first)
-        logs = self.function(iterator)
-        numbers = {name: float(value) for name, value in logs.items() if tf.size(value) == 1}
+        logs = self._results(iterator)
         for each in callbacks:
-            getattr(each, f"{hook}_end")(last, logs | numbers)
+            getattr(each, f"{hook}_end")(last, logs)
+
+    def _results(self, iterator: Any) -> dict[str, Any]:
+        """Calls the loop's function; returns the logs of the call.
+
+        Raises:
+            StopIteration: the data has ended.
+        """
+        if self.kind == "predict":
+            batches = [*itertools.islice(iterator, self.model.steps_per_execution)]
+            if not batches:
+                raise StopIteration
+            return {"outputs": self.function(batches)}
+        logs = self.function(iterator)
+        return logs | {name: float(value) for name, value in logs.items() if tf.size(value) == 1}
 
     def of_new_iterator(self) -> Loop:
         """The loop that a new epoch iterator belongs to.

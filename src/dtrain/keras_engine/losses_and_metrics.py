@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.errors import CompilationError, DataError
-from dtrain.keras_engine import own_metrics
+from dtrain.keras_engine import host_writes, own_metrics
 from dtrain.keras_engine.context import ReplicaStep, all_reduce_sum, current_step, reporting_replicas
 from dtrain.keras_engine.protocol import current_layout, in_replica, layout_of
 from dtrain.keras_engine.replica_calls import holds_parts
@@ -364,6 +364,8 @@ def reset_metrics(original: Callable[..., Any], self: Any) -> Any:
         vars(self)[_RESET] = variables, reset
     with strategy.scope():
         reset()
+    if layout.workers > 1:
+        host_writes.note("the metrics", 0)
     return None
 
 

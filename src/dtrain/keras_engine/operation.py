@@ -15,6 +15,7 @@ from typing import Any
 from dtrain.cluster import operations, peers
 from dtrain.cluster.peers import Peers
 from dtrain.errors import DtrainError
+from dtrain.keras_engine import host_writes
 from dtrain.keras_engine.protocol import ReplicaLayout
 
 
@@ -65,14 +66,19 @@ _running: ContextVar[tuple[Operation, ...]] = ContextVar("operations", default=(
 def words(call: str = "") -> str:
     """What this worker does, for messages: "is in evaluate within fit (epoch 3)".
 
+    After a line break, it says what workers must have alike where they do the same: the name of an exchange,
+    and what the program has written to variables.
+
     Args:
         call: a further call, within the operations that run. After a line break, the name of an exchange,
             which is shown only where nothing else differs, or no operation runs.
     """
-    call, line, exchange = call.partition("\n")
+    call, _, exchange = call.partition("\n")
     names = [call] if call else []
     names += [str(each) for each in reversed(_running.get())]
-    return f"is in {' within '.join(names) or exchange}{line}{exchange}"
+    written = host_writes.words()
+    place = f"{exchange or 'its beginning'}{written}" if written else exchange
+    return f"is in {' within '.join(names) or exchange}" + (f"\n{place}" if place else "")
 
 
 @contextlib.contextmanager

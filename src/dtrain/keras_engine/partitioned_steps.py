@@ -25,7 +25,6 @@ from dtrain.partition.layouts import REPLICATED, Layout
 from dtrain.partition.partition import Partitioned, by_batch
 from dtrain.partition.replicas import Replicas
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.single_program import distributed_variable
 
 
 class DividedFunction:
@@ -53,13 +52,19 @@ class DividedFunction:
 
         with making_variables(strategy):
             self._function = upstream_tf.made_for_each_model(traced).get_concrete_function(*components)
+        variables = _distributed(self._function)
+
+        def copies(captured: Any) -> list[Any] | None:
+            variable = variables.get(id(captured))
+            return None if variable is None else [copy.handle for copy in variable.values]
+
         self._partitioned = Partitioned(
             self._function,
             [layout for leaf in leaves for layout in _layouts(leaf)],
             Replicas(layout.local_replicas, layout.replicas, layout.first_replica, _devices(strategy)),
             some_idle=self._some_idle,
-            copies=_copies,
-            in_parts=_in_parts,
+            copies=copies,
+            in_parts=lambda captured: id(captured) in variables and _is_in_parts(variables[id(captured)]),
         )
 
     def __call__(self, parts: Sequence[Any]) -> Any:
@@ -131,18 +136,16 @@ def _devices(strategy: Any) -> tuple[str, ...]:
     return tuple(strategy.extended.worker_devices)
 
 
-def _copies(captured: Any) -> list[Any] | None:
-    variable = distributed_variable(captured)
-    return None if variable is None else [copy.handle for copy in variable.values]
+def _distributed(function: Any) -> dict[int, Any]:
+    """The variables with a copy for each replica that a function uses, by the id of the handle that it has."""
+    found = {id(each.handle): upstream_tf.container_of(each) for each in function.graph.variables}
+    return {key: each for key, each in found.items() if isinstance(each, tf.distribute.DistributedValues)}
 
 
-def _in_parts(captured: Any) -> bool:
-    variable = distributed_variable(captured)
-    return (
-        variable is not None
-        and variable.synchronization == tf.VariableSynchronization.ON_READ
-        and variable.aggregation == tf.VariableAggregation.SUM
-    )
+def _is_in_parts(variable: Any) -> bool:
+    """Whether each replica holds a part of a variable."""
+    on_read = variable.synchronization == tf.VariableSynchronization.ON_READ
+    return bool(on_read and variable.aggregation == tf.VariableAggregation.SUM)
 
 
 class PartitionedProgram(Program):

@@ -175,7 +175,7 @@ class PredictFunction:
         Raises:
             DataError: with several workers, an output is sparse or text.
         """
-        with operation(None if loop_of(self._model).kind else self._layout, "predict_on_batch"):
+        with operation(None if loop_of(self._model).kind == "predict" else self._layout, "predict_on_batch"):
             return self._outputs(batches)
 
     def _outputs(self, batches: list[Any]) -> Any:

@@ -90,7 +90,7 @@ class StepFunction:
         Raises:
             StopIteration: if the iterator has no batch left.
         """
-        layout = None if isinstance(iterator, Call) or loop_of(self._model).kind else self._layout
+        layout = None if loop_of(self._model).reads(iterator) else self._layout
         with operation(layout, "train_on_batch" if self._training else "test_on_batch"), inside_step():
             return self._call(iterator)
 

@@ -215,7 +215,8 @@ class Partitioner(LayoutConversion):
     ) -> list[Value]:
         """Appends the operation for each replica, with that replica's parts of the inputs.
 
-        An operation that would be the same on all replicas of this process is appended once.
+        An operation that would be the same on all replicas of this process is appended once, and so is one
+        that changes what all of them share.
 
         Args:
             op: the operation.
@@ -228,6 +229,8 @@ class Partitioner(LayoutConversion):
         dtypes = [tensor.dtype for tensor in op.outputs]
         same = all(part == value.parts[0] for value in inputs for part in value.parts)
         here = self.replicas.here
+        if not op.outputs and _exists_once(inputs):
+            same = True  # its effect must not be had once for each replica
         if same:
             made = [self._node(op, inputs, 0, given, dtypes, None)] * here
         else:
@@ -307,6 +310,12 @@ class Partitioner(LayoutConversion):
         finally:
             self.gathered, self._after = gathered, after
         return found
+
+
+def _exists_once(inputs: Sequence[Value]) -> bool:
+    """Whether all resources among the inputs, of which there is at least one, are shared by the replicas."""
+    resources = [value for value in inputs if value.dtype == tf.resource]
+    return bool(resources) and all(part == value.parts[0] for value in resources for part in value.parts)
 
 
 def _narrower(shape: Shape, tensor: TracedTensor) -> Shape:

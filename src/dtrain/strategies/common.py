@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.cluster.secret import on_loopback
+from dtrain.keras_engine import host_writes
 from dtrain.keras_engine.context import reported_replicas, single_program, updating_locally
 from dtrain.keras_engine.hook import install
 from dtrain.keras_engine.protocol import scope_entered
@@ -215,6 +216,10 @@ class ReadAsNumber:
 class ReplicatedVariable(ReadAsNumber, Mirrored):  # type: ignore[misc]
     """A variable with one copy for each replica."""
 
+    def _update_cross_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
+        _note_host_write(self, value)
+        return super()._update_cross_replica(update_fn, value, **kwargs)
+
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         if self.aggregation == tf.VariableAggregation.NONE:
             note_write(self)
@@ -234,14 +239,15 @@ class SummedVariable(ReadAsNumber, _SyncOnRead):  # type: ignore[misc]
         self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
         """As TensorFlow's, but exact for an integer that replicas sum."""
-        if self._sums_integers():
-            with upstream_tf.writes_whole(self) as whole:
-                if whole:
-                    written = self._write_parts(value)
-                    if not read_value:
-                        return written
-                    with tf.control_dependencies([] if written is None else [written]):
-                        return self.read_value()
+        with upstream_tf.writes_whole(self) as whole:
+            if whole:
+                _note_host_write(self, value)
+            if whole and self._sums_integers():
+                written = self._write_parts(value)
+                if not read_value:
+                    return written
+                with tf.control_dependencies([] if written is None else [written]):
+                    return self.read_value()
         return super().assign(value, use_locking, name, read_value)
 
     def _gather_saveables_for_checkpoint(self) -> Any:
@@ -272,6 +278,12 @@ class SummedVariable(ReadAsNumber, _SyncOnRead):  # type: ignore[misc]
         first = whole - part * (layout.replicas - 1)
         replicas = enumerate(self.values, layout.first_replica)
         return tf.group([copy.assign(first if number == 0 else part) for number, copy in replicas])
+
+
+def _note_host_write(variable: Any, value: Any) -> None:
+    """Notes what the program writes to all replicas of a variable at once; in a graph, nothing is noted."""
+    if tf.executing_eagerly() and variable.distribute_strategy.dtrain_layout.workers > 1:
+        host_writes.note(variable.name, value)
 
 
 def made_replicated(variable: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 
 @contextlib.contextmanager
@@ -41,9 +40,3 @@ def as_under_a_strategy() -> Iterator[None]:
     finally:
         if inside:
             state.enter_save_context(options)
-
-
-def distributed_variable(handle: Any) -> Any:
-    """The distributed variable of whose copies one has this handle; None if there is none."""
-    container = getattr(handle, "_distributed_container", None)
-    return None if container is None else container()

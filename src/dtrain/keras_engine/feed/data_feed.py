@@ -176,6 +176,7 @@ class DataFeed(ResumableFeed):
         steps = self.steps_per_execution if self._call is None else self._call.steps
         self._done = item[0] + steps
         self._batches += steps
+        current_loop().iterator = item[-1]
         if upstream_keras.calls_have_two_numbers():
             return item
         first, last, iterator = item  # older versions give callbacks one number, before the call and after it
