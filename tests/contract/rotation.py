@@ -19,7 +19,7 @@ from .harness import LIMITS, ROOT
 # (with a copy of the weights for each, or with one), workers that exchange values, a chief with servers.
 GROUPS = (
     ("one_device",),
-    ("mirrored", "central_storage"),
+    ("mirrored", "partitioned", "central_storage"),
     ("multi_worker",),
     ("parameter_server",),
 )
@@ -29,11 +29,11 @@ CYCLE = (
     "multi_worker",
     "central_storage",
     "parameter_server",
-    "mirrored",
+    "partitioned",
     "multi_worker",
     "central_storage",
     "parameter_server",
-    "mirrored",
+    "partitioned",
     "multi_worker",
 )
 # It also runs under the first of these that is of another group; one replica takes a third of others' time.

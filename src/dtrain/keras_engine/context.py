@@ -380,25 +380,15 @@ _reported: ThreadValue[_ReplicaCount | None] = ThreadValue(None)
 
 
 def reporting_replicas(number: int | None) -> contextlib.AbstractContextManager[_ReplicaCount | None]:
-    """Within it, `num_replicas_in_sync` gives a chosen number, and `asked` tells whether it was read.
-
-    Args:
-        number: the number that it gives; None for the true number.
-    """
+    """Within it, `num_replicas_in_sync` gives `number`, or the true one for None; `asked` notes reads."""
     return _reported.set(_ReplicaCount(number))
 
 
 def reported_replicas(number: int) -> int:
-    """What `num_replicas_in_sync` gives: 1 in a step that is traced as one device's program.
-
-    Args:
-        number: the true number of replicas.
-    """
+    """What `num_replicas_in_sync` gives: 1 in a single program. `number` is the true number of replicas."""
     reported = _reported()
-    if single_program():
-        return 1
     if reported is None:
-        return number
+        return 1 if single_program() else number
     reported.asked = True
     return number if reported.number is None else reported.number
 

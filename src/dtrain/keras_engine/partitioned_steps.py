@@ -137,7 +137,7 @@ def _devices(strategy: Any) -> tuple[str, ...]:
 
 
 def _distributed(function: Any) -> dict[int, Any]:
-    """The variables with a copy for each replica that a function uses, by the id of the handle that it has."""
+    """The variables with a copy for each replica that a function uses, by the id of the handle in it."""
     found = {id(each.handle): upstream_tf.container_of(each) for each in function.graph.variables}
     return {key: each for key, each in found.items() if isinstance(each, tf.distribute.DistributedValues)}
 

@@ -20,20 +20,10 @@ from dtrain.keras_engine.gradients import SparseGradients
 from dtrain.keras_engine.groups import GroupIterator
 from dtrain.keras_engine.loop import Call, LocalState, loop_of
 from dtrain.keras_engine.losses_and_metrics import follow_from_variables
-from dtrain.keras_engine.operation import inside_step, note_divided, note_end_of_data, operation
+from dtrain.keras_engine.operation import inside_step, note_end_of_data, operation
 from dtrain.keras_engine.protocol import ReplicaLayout, communication_clock, waiting_clock
-from dtrain.keras_engine.rows import (
-    Split,
-    any_rows,
-    batch_spec,
-    local_parts,
-    local_specs,
-    map_leaves,
-    rows_of,
-    to_tensors,
-)
 from dtrain.keras_engine.runs import Run, RunResult, can_loop
-from dtrain.keras_engine.splitting import split_batch
+from dtrain.keras_engine.single_batches import SingleBatches
 from dtrain.keras_engine.steps import Program
 from dtrain.log import logger
 from dtrain.upstream import functions
@@ -67,7 +57,7 @@ class StepFunction:
         self._sparse = False  # whether sparse gradients were found, which micro-batches cannot accumulate
         self._functions: dict[str, Callable[..., Any]] = {}
         self._runs: dict[str, Run] = {}
-        self._single: Any = None  # the spec of batches that do not come from an iterator of dtrain's
+        self._batches = SingleBatches(model, layout)
         self._ends: dict[Any, Any] = {}  # by a step's function, what it writes without data
         self._communicated = _Stopwatch(communication_clock(model.distribute_strategy))
         self._waited = _Stopwatch(waiting_clock(model.distribute_strategy) if training else None)
@@ -184,13 +174,13 @@ class StepFunction:
             events.emit(events.StepBegins())
             return _NO_STEPS
         events.emit(events.StepBegins())
-        parts, total, specs, whole = self._parts(iterator, batch)
+        parts, total, specs, whole = self._batches.divided(iterator, batch)
         self._program.try_step(parts[0])
 
         def run(phase: str | None, rounds: int) -> RunResult:
             outputs, waited = self._function(specs, whole, phase)(parts, total)
             waiting = None if waited is None else float(waited)
-            count = self._count(parts, total)
+            count = self._batches.count(parts, total)
             has_results = specs is None and self._program.stock and not self._model.run_eagerly
             return RunResult(rounds, outputs, waiting, 0.0, count, has_results=has_results)
 
@@ -270,36 +260,6 @@ class StepFunction:
             with events.part("start", doing="compute"):
                 self._functions[key] = upstream_tf.made_for_each_model(run).get_concrete_function(*specs)
         return self._functions[key]
-
-    def _parts(self, iterator: Any, batch: Any) -> tuple[Any, Any, Any, Any]:
-        """The parts of a batch, its number of examples, the specs of both, and the spec of the whole batch.
-
-        The number of examples is None with one replica, or if only the step can find it. The specs of parts
-        and number are None if a batch may have any shape.
-        """
-        strategy = self._model.distribute_strategy
-        if isinstance(iterator, SplitIterator):
-            return batch.parts, batch.total, iterator.element_spec, iterator.batch_spec
-        if isinstance(iterator, tf.distribute.DistributedIterator):
-            # TensorFlow made the split, so the step finds the global batch's size by an all-reduce.
-            specs = (local_specs(strategy, iterator.element_spec), None)
-            own = note_divided(self._layout, local_parts(strategy, batch))
-            return own, None, specs, map_leaves(any_rows, specs[0][0])
-        batch = to_tensors(batch)
-        if self._layout.replicas == 1:
-            return (batch,), None, None, None
-        spec: Any = batch_spec(batch)
-        self._single = self._single or spec
-        if str(spec) != str(self._single):  # as in Keras, the size is not fixed once there was another one
-            spec = self._single = map_leaves(any_rows, spec)
-        return (*split_batch(batch, self._layout), None, spec)
-
-    def _count(self, parts: Any, total: Any) -> int | None:
-        """The examples in a global batch; None if this process knows only its own part."""
-        if total is None and self._layout.replicas > 1:
-            return None
-        rows = int(rows_of(Split(tuple(parts), total)))
-        return rows if rows >= 0 else None
 
     def _steps_end(self, ran: RunResult, *, traced: int) -> None:
         """Emits that steps have ended.

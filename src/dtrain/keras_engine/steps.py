@@ -80,13 +80,8 @@ class Program(abc.ABC):
         """
         del part
 
-    def prepare(self, spec: Any) -> None:
-        """Makes what `run` and `results` need, before the function that calls them is traced.
-
-        Args:
-            spec: the spec of a global batch.
-        """
-        del spec
+    def prepare(self, spec: Any) -> None:  # noqa: B027
+        """Makes what `run` needs, before it is traced; `spec` is the spec of a global batch."""
 
     @abc.abstractmethod
     def run(self, parts: Sequence[Any], total: Any, phase: str | None = None) -> tuple[Any, Any]:
@@ -120,9 +115,8 @@ class Program(abc.ABC):
         """Runs the steps of a part of a group of batches; called only if `in_xla` has returned True."""
         raise NotImplementedError
 
-    def forget_restored(self) -> None:
+    def forget_restored(self) -> None:  # noqa: B027
         """Forgets restored findings, because the `fit` that they were restored for is over."""
-        del self
 
 
 class StepProgram(Program):
