@@ -307,14 +307,14 @@ def processes_on_hosts(folder: Path, *words: str) -> dict[int, str]:
 
 def ssh_missing() -> str:
     """Why hosts can have no SSH server here; "" if they can."""
-    if not Path(_sshd()).exists():
+    if not _sshd():
         return "sshd is not installed"
     return "" if shutil.which("ssh") and shutil.which("ssh-keygen") else "no SSH client is installed"
 
 
 def _sshd() -> str:
-    """The full path of `sshd`, by which it must be started."""
-    return shutil.which("sshd", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])) or "/"
+    """The full path of `sshd`, by which it must be started; "" if it is not installed."""
+    return shutil.which("sshd", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])) or ""
 
 
 def _script(host: Host, made: list[Host], own: Sequence[str | Path]) -> str:

@@ -153,6 +153,7 @@ class SimulatedTask(TaskHandle):
         self.serves = False
         self._stopped = False
         self._owed: list[Callable[[], None]] = []  # what is due when it is no longer stopped
+        self._untaken: list[int] = []  # the signals that it has not taken, because it is stopped
         self._report: Progress | None = None
         self._steps: Steps | None = None
 
@@ -246,6 +247,7 @@ class SimulatedTask(TaskHandle):
         """Is continued, as by SIGCONT."""
         self._stopped = False
         owed, self._owed = self._owed, []
+        self._untaken.clear()
         for action in owed:
             action()
 
@@ -257,6 +259,7 @@ class SimulatedTask(TaskHandle):
         if signum == signal.SIGKILL:
             self.end(-signum)
         elif self._stopped:
+            self._untaken.append(signum)
             self._owed.append(lambda: self._receive(signum))
         else:
             self._receive(signum)
@@ -266,6 +269,10 @@ class SimulatedTask(TaskHandle):
         if pid == self.pid:
             self.signal(signum)
         return pid == self.pid
+
+    def has_taken(self, pid: int, signum: int) -> bool:
+        """Whether it runs, and has taken each such signal."""
+        return self.log.code is None and signum not in self._untaken
 
     def stopped(self, pid: int | None = None) -> bool:
         """Whether it is stopped."""

@@ -162,6 +162,32 @@ def test_a_script_without_a_step_is_ended(tmp_path: Path) -> None:
     assert status == 1 and "ended by itself" in findings["job"][0]["found"]
 
 
+# The limit is over before the job catches signals, as on a machine that stalls. The job waits for ever.
+LATE_JOB = """
+import os, signal, threading
+from dtrain.diagnosis.script_job import _time_limit
+
+sent, caught = threading.Event(), threading.Event()
+kill = os.kill
+
+def send(pid, signum):
+    kill(pid, signum)
+    sent.set()
+
+os.kill = send
+with _time_limit(0.0) as late:
+    sent.wait()
+    signal.signal(signal.SIGTERM, lambda signum, frame: caught.set())
+    caught.wait()
+print(late.is_set(), signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+"""
+
+
+def test_a_time_limit_that_is_over_before_the_job_catches_signals_ends_it() -> None:
+    done = subprocess.run([sys.executable, "-c", LATE_JOB], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "True True\n"), done.stderr
+
+
 def test_a_signal_ends_the_job_and_the_command(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(OWN_LOOP + f"# {tmp_path}")
     command = [sys.executable, "-m", "dtrain", "doctor", "--job", str(tmp_path / "script.py")]

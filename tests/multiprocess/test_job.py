@@ -179,13 +179,21 @@ def test_a_worker_that_does_not_come_in_time(exchanged: list[dict[str, Any]]) ->
     assert [seen["after"] for seen in exchanged] == ["again", "again"]
 
 
-def test_a_worker_that_fails_ends_the_others_that_wait_for_it() -> None:
+def test_a_worker_that_fails_ends_the_others_that_wait_for_it(tmp_path: Path) -> None:
+    """It does not tell them that it has ended its program: they could fail because of that, and before it."""
+    operations = tmp_path / "operations"
+
     def fails() -> None:
+        from dtrain.cluster import peers
+
         dtrain.strategy()
         if dtrain.rank() == 1:
+            # What it would tell the first worker from now on.
+            vars(peers.connected())["begin"] = operations.write_text
             raise ValueError("on purpose")
         dtrain.barrier()
 
     with pytest.raises(TaskFailedError, match="on purpose") as caught:
         dtrain.spawn(fails, timeout=LIMIT)
     assert caught.value.task == "worker 1"
+    assert not operations.exists()

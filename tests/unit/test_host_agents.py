@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import os
 import select
 import signal
@@ -32,6 +33,7 @@ from dtrain.launch.hosts.messages import (
     Invite,
     Refused,
     Signalled,
+    Started,
     Welcome,
     encode,
 )
@@ -45,6 +47,7 @@ from dtrain.launch.task_handle import TaskCommand
 from dtrain.task_messages import RemoveNote
 from dtrain.topology import Task
 from given_clock import GivenClock
+from in_threads import start_in_threads
 from processes import wait_until
 
 
@@ -113,6 +116,37 @@ def test_a_second_signal_ends_an_agent_that_nobody_answers() -> None:
     assert agent.run(lambda: False) is None
     assert agent.signals == [signal.SIGTERM] * 2
     assert connection.sent == [Signalled(signal.SIGTERM)] * 2
+
+
+# It takes SIGUSR2, and goes on.
+TAKES = """
+import signal
+signal.signal(signal.SIGUSR2, lambda signum, frame: None)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which signals wait")
+def test_an_agent_tells_when_a_process_of_its_task_has_taken_a_signal() -> None:
+    shown, inbox = io.StringIO(), Inbox()
+    there = RemoteAgent(inbox.put, hello(1, "b", 2, "", ""), Session(stdout=shown))
+    agent = Agent(there.receive, inbox, Welcome("s" * 40, sys.executable))  # type: ignore[arg-type]
+    run = start_in_threads({0: lambda: agent.run(lambda: False)})
+    task = there.start(TaskCommand(Task("worker", 0), [sys.executable, "-c", TAKES], {}), {})
+    started = there.answer(task.id)
+    assert isinstance(started, Started)
+    wait_until(lambda: "ready" in shown.getvalue())
+    # An answer that does not come in time is a no, so each yes is waited for.
+    wait_until(lambda: task.signal_member(started.pid, signal.SIGSTOP) and task.stopped())
+    wait_until(lambda: task.has_taken(started.pid, signal.SIGUSR2))
+    wait_until(lambda: task.signal_member(started.pid, signal.SIGUSR2))
+    assert not task.has_taken(started.pid, signal.SIGUSR2)
+    wait_until(lambda: task.signal_member(started.pid, signal.SIGCONT))
+    wait_until(lambda: task.has_taken(started.pid, signal.SIGUSR2))
+    inbox.put(End(0))
+    assert run() == {0: End(0)}
 
 
 def a_coordinator(nodes: Nodes) -> NodesLauncher:

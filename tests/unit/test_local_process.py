@@ -1,4 +1,4 @@
-"""Whom a signal may reach that a task's message asks for: real processes, and numbers that mean others."""
+"""Whom a signal may reach that a task asks for, and whether it has: real processes, numbers of others."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from pathlib import Path
 import pytest
 
 from dtrain.launch.local_process import LocalProcess
+from processes import wait_until
 
-# Starts a child in its own session, and says by a file which number it has.
+# Starts a child in its own session, and says by a file which number it has. It takes SIGUSR2 and goes on.
 _PROGRAM = """
-import subprocess, sys
+import signal, subprocess, sys
 from pathlib import Path
+signal.signal(signal.SIGUSR2, lambda signum, frame: None)
 child = subprocess.Popen(["sleep", "60"], start_new_session=True)
 Path(sys.argv[1]).write_text(f"{child.pid}\\n")
 child.wait()
@@ -68,3 +70,16 @@ def test_a_signal_reaches_the_task_and_what_it_started_and_nobody_else(
     finally:
         unrelated.kill()
         unrelated.wait()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which signals wait")
+def test_a_stopped_process_takes_a_signal_when_it_runs_again(task: tuple[LocalProcess, int]) -> None:
+    process, _ = task
+    process.signal_member(process.pid, signal.SIGSTOP)
+    wait_until(process.stopped)
+    assert process.has_taken(process.pid, signal.SIGUSR2)
+    process.signal_member(process.pid, signal.SIGUSR2)
+    assert not process.has_taken(process.pid, signal.SIGUSR2)
+    process.signal_member(process.pid, signal.SIGCONT)
+    wait_until(lambda: process.has_taken(process.pid, signal.SIGUSR2))
+    assert process.exit_code is None

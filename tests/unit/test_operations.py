@@ -101,18 +101,47 @@ def test_a_worker_that_waits_in_a_step_is_told_at_once(job: Callable[[int], Job]
 @pytest.mark.parametrize("waiting", [0, 1])
 def test_a_worker_that_waits_for_one_at_a_later_operation(job: Callable[[int], Job], waiting: int) -> None:
     """The other worker will never join the step; what it has sent may arrive for five seconds."""
-    here = job(2)
-    for worker in here.workers:
-        worker.begin("is in fit (epoch 1)")
-    here.workers[1 - waiting].begin("is in evaluate")
-    first = here.workers[0]._operations
-    wait_until(lambda: first._reached[1 - waiting] == 2)
+    here = one_goes_on(job(2), waiting)
     here.workers[waiting].check()
     here.clock.pass_by(4.9)
     here.workers[waiting].check()
     here.clock.pass_by(0.2)
+    says_that_it_waits(here, waiting)
+    here.clock.pass_by(0.9)
+    here.workers[waiting].check()
+    here.clock.pass_by(0.2)
     (message,) = messages(here.run({0: until_told, 1: until_told}))
     assert f"worker {1 - waiting} " in message and "in evaluate" in message
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_worker_that_was_stopped_at_the_end_of_its_wait(job: Callable[[int], Job], stopped: int) -> None:
+    """When it goes on, it says that it waits before it sees that the others' values have come."""
+    here = one_goes_on(job(2), stopped)
+    here.clock.pass_by(60.0)
+    says_that_it_waits(here, stopped)
+    here.workers[stopped].begin("is in evaluate")
+    here.workers[1 - stopped].begin("is in predict")
+    wait_until(lambda: here.workers[0]._operations._reached[1 - stopped] == 3)
+    here.clock.pass_by(60.0)
+    says_that_it_waits(here, stopped)  # it was stopped once more
+    here.workers[stopped].begin("is in predict")
+    assert here.run({0: exchanges("is in fit"), 1: exchanges("is in fit")}) == {0: [b"", b""], 1: [b"", b""]}
+
+
+def one_goes_on(here: Job, waiting: int) -> Job:
+    """A job of two workers of which one still waits in a step while the other is at a later operation."""
+    for worker in here.workers:
+        worker.begin("is in fit (epoch 1)")
+    here.workers[1 - waiting].begin("is in evaluate")
+    wait_until(lambda: here.workers[0]._operations._reached[1 - waiting] == 2)
+    return here
+
+
+def says_that_it_waits(here: Job, worker: int) -> None:
+    """A worker says that it waits; returns when the first worker suspects that it waits in vain."""
+    here.workers[worker].check()
+    wait_until(lambda: worker in here.workers[0]._operations._in_vain)
 
 
 def test_a_worker_that_waits_while_all_are_at_its_operation(job: Callable[[int], Job]) -> None:

@@ -390,7 +390,7 @@ def test_a_silent_worker_gets_signs_of_life_and_is_lost_if_it_is_stopped(fate: s
                 process.send_signal(signal.SIGSTOP)
                 wait_until(lambda: peer_link.runs_here((machine, process.pid)) is False)
             link.send(peer_connections.HELLO, 0, f"{machine} {process.pid}".encode())
-            wait_until(lambda: first._links[1].open)
+            wait_until(lambda: has_greeted(first))
             assert frames(link) == [peer_connections.HELLO]
             for _ in range(7):
                 pass_a_second(first, clock)
@@ -403,6 +403,12 @@ def test_a_silent_worker_gets_signs_of_life_and_is_lost_if_it_is_stopped(fate: s
             first.close()
             link.close()
             process.kill()
+
+
+def has_greeted(first: Peers) -> bool:
+    """Whether the first worker has answered the other one's greeting."""
+    with first._changed:  # the answer is sent before it is released
+        return first._links[1].open
 
 
 def pass_a_second(worker: Peers, clock: GivenClock) -> None:

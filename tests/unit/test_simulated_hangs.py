@@ -118,6 +118,60 @@ def test_a_task_that_ends_when_its_stacks_are_asked_for_is_not_to_blame() -> Non
     assert "worker 1 was stuck, and was killed at step 11. All are started again" in job.err
 
 
+def stuck_and_stopped(seconds: float, dumped: list[float]) -> Program:
+    """A program in which worker 1 gets stuck, and is stopped when its stacks are asked for.
+
+    Args:
+        seconds: how long it is stopped.
+        dumped: gets the time at which it dumps its stacks.
+    """
+
+    def program(task: SimulatedTask) -> Steps:
+        yield from task.trains(10.0)
+        if task.attempt == 0:
+            task.step(11, "callbacks" if task.index else "step", done=11)
+            task.on_signal[USR2] = lambda task: dumped.append(task.job.now) if task.index else None
+            yield 29.5
+            if task.index:
+                task.stop()
+                task.job.world.after(seconds + 0.5, task.go_on)
+            yield FOR_EVER
+
+    return program
+
+
+def test_a_task_that_was_stopped_for_a_moment_dumps_its_stacks() -> None:
+    dumped: list[float] = []
+    job = SimulatedJob(stuck_and_stopped(1.5, dumped))
+    job.run()
+    ((_, asked), (killed_at, killed)) = job.starts("worker", 1)[0].signals
+    assert (job.status, dumped, asked, killed) == (0, [41.5], USR2, KILL)
+    assert 42.5 <= killed_at < 42.7, "a second after it has taken the signal"
+
+
+def test_a_task_that_stays_stopped_is_killed_without_its_stacks() -> None:
+    dumped: list[float] = []
+    job = SimulatedJob(stuck_and_stopped(FOR_EVER, dumped))
+    job.run()
+    assert (job.status, dumped) == (0, [])
+    assert job.starts("worker", 1)[0].signals == [(40.0, USR2), (45.0, KILL)]
+
+
+def test_a_task_that_ends_well_when_its_stacks_are_asked_for_is_not_waited_for() -> None:
+    def program(task: SimulatedTask) -> Steps:
+        task.on_signal[USR2] = lambda task: task.end(0)
+        yield from task.trains(10.0)
+        if task.attempt == 0:
+            task.step(11, "callbacks" if task.index else "step", done=11)
+            if task.index:
+                task.on_signal[USR2] = None
+            yield FOR_EVER
+
+    job = SimulatedJob(program)
+    job.run()
+    assert (job.status, job.starts("worker", 1)[0].signals) == (0, [(40.0, USR2), (41.0, KILL)])
+
+
 def test_a_slow_worker_is_named_and_left_alone() -> None:
     def program(task: SimulatedTask) -> Steps:
         for step in range(1, 31):

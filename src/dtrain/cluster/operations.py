@@ -23,6 +23,7 @@ FAILED = "has left "
 """The beginning of the text of an operation that an error has ended."""
 
 _GRACE = 5.0  # seconds in which what a worker sent before its next operation may still arrive elsewhere
+_AGAIN = 1.0  # seconds after which a worker that still waits runs, and has received what was there for it
 _SHOWN = 2000  # the most characters shown of the first worker's message
 _DIFFERS = b"differs"  # the body of a frame WAITS of a worker that has found a difference
 _MISMATCH, _LOSS = range(2)  # the number of a frame UNEQUAL: the class of the error
@@ -65,6 +66,7 @@ class Operations:
         self._latest = [b"has not begun"] * size
         self._reached = [0] * size  # how many operations each worker has begun
         self._since = [clock.now()] * size  # when it began its last one
+        self._in_vain: dict[int, float] = {}  # since when workers wait for one that is at a later operation
         self._ended: dict[int, int] = {}  # the number of the last operation of workers that have ended
 
     @property
@@ -121,6 +123,7 @@ class Operations:
                 text = self._latest[worker]  # the error that others must hear of, not the end that follows it
         self._latest[worker], self._since[worker] = text, self._clock.now()
         self._reached[worker] = number + 1
+        self._in_vain.pop(worker, None)
         there = self._texts.setdefault(number, {})
         there[worker] = text
         if any(other != text for other in there.values()) or self._goes_on_after_the_end():
@@ -140,15 +143,17 @@ class Operations:
         """Compares a worker that waits inside an operation with those that are at a later one.
 
         No later operation begins before the collectives of the earlier ones have ended, so such a worker will
-        not join the one that this worker waits in, unless what it sent is on its way.
+        not join the one that this worker waits in, unless what it sent is on its way. A worker that was
+        stopped may say that it waits although its wait is over; it does not say so again a second later.
         """
         now = self._clock.now()
         if differs and any(other != reached for other in self._reached):
             self._tell({})
-        if reached == self._reached[worker] and any(
+        in_vain = reached == self._reached[worker] and any(
             other > reached and now - since >= _GRACE
             for other, since in zip(self._reached, self._since, strict=True)
-        ):
+        )
+        if in_vain and now - self._in_vain.setdefault(worker, now) >= _AGAIN:
             self._tell({})
 
     def _tell(self, there: dict[int, bytes]) -> None:

@@ -25,6 +25,7 @@ from dtrain.launch import launch_local
 from dtrain.words import counted
 
 _GRACE = 1.0  # seconds between SIGTERM and SIGKILL
+_AGAIN = 0.1  # seconds after which a signal is sent again that came when no job was there to catch it
 _LAUNCHER = "[dtrain] "  # how the launcher's own lines begin
 _SHOWN = 20  # last lines of the output of a job that failed
 
@@ -76,24 +77,31 @@ def check_job(
 @contextlib.contextmanager
 def _time_limit(limit: float) -> Iterator[threading.Event]:
     """Ends the job that runs inside the context by SIGTERM after `limit` seconds; yields whether it did."""
-    late = threading.Event()
+    late, missed, over = threading.Event(), threading.Event(), threading.Event()
 
     def end() -> None:
+        if over.wait(limit):
+            return
         late.set()
-        os.kill(os.getpid(), signal.SIGTERM)
+        missed.set()
+        while not over.is_set():
+            if missed.is_set():
+                missed.clear()
+                os.kill(os.getpid(), signal.SIGTERM)
+            over.wait(_AGAIN)
 
-    def ignore(signum: int, frame: FrameType | None) -> None:
-        """Ignores a signal that arrives when the job has just ended."""
+    def miss(signum: int, frame: FrameType | None) -> None:
+        """Notes a signal that arrives before the job catches signals, or when it has just ended."""
+        missed.set()
 
-    timer = threading.Timer(limit, end)
-    timer.daemon = True
-    before = signal.signal(signal.SIGTERM, ignore)
-    timer.start()
+    thread = threading.Thread(target=end, name="dtrain-time-limit", daemon=True)
+    before = signal.signal(signal.SIGTERM, miss)
+    thread.start()
     try:
         yield late
     finally:
-        timer.cancel()
-        timer.join()
+        over.set()
+        thread.join()
         signal.signal(signal.SIGTERM, before)
 
 

@@ -24,7 +24,26 @@ SAVING_GRACE = 30.0
 """Seconds that tasks which write checkpoints get to save one and exit."""
 
 
-_STACKS = 1.0  # seconds for the tasks of a job that is stuck to dump their stacks
+_TAKEN = 5.0  # seconds within which the tasks of a job that is stuck take the signal to dump their stacks
+_DUMPED = 1.0  # seconds that a task has to write its stacks once it has taken the signal
+_LOOK = 0.1  # seconds between two looks whether all have taken it
+
+
+@dataclass
+class _StuckAttempt:
+    """An attempt that ends as soon as its tasks have dumped their stacks.
+
+    Attributes:
+        decision: how it ends.
+        waits_for: the tasks that have not taken the signal to dump them, each with the process that gets it.
+        next_check: when to look whether they have, or to end the attempt.
+        ends_at: when to end it.
+    """
+
+    decision: Decision
+    waits_for: Mapping[Task, int]
+    next_check: float
+    ends_at: float
 
 
 @dataclass
@@ -90,7 +109,7 @@ class AttemptPolicy(Policy):
         self.latest: dict[Task, Progress] = {}
         self.answers_signals = False  # whether a task reported that it saves a checkpoint on SIGTERM
         self._rendezvous = RendezvousWatch(spec.start_timeout, clock)
-        self._stuck: tuple[float, Decision] | None = None  # when to end an attempt that is stuck, and how
+        self._stuck: _StuckAttempt | None = None
 
     @property
     def progressed(self) -> bool:
@@ -142,7 +161,7 @@ class AttemptPolicy(Policy):
         self._rendezvous.ended(task, code)
         decision = self.decide_after_exit(task, code)
         if self._stuck is not None and code not in (0, RUN_AGAIN):
-            return self._stuck[1]  # it may have ended because of the stuck task, or of the signal
+            return self._stuck.decision  # it may have ended because of the stuck task, or of the signal
         return decision
 
     def decide_after_exit(self, task: Task, code: int) -> Decision:
@@ -152,14 +171,14 @@ class AttemptPolicy(Policy):
     def next_check(self) -> float | None:
         """When to check connections and the rendezvous next, or to end an attempt that is stuck."""
         if self._stuck is not None:
-            return self._stuck[0]
+            return self._stuck.next_check
         times = (self.record.connections.next_check(), self._rendezvous.next_check())
         return min((at for at in times if at is not None), default=None)
 
     def check(self) -> Decision:
         """Check connections and the rendezvous; end an attempt that is stuck."""
         if self._stuck is not None:
-            return GO_ON if self.clock.now() < self._stuck[0] else self._stuck[1]
+            return self._end_when_dumped(self._stuck)
         ports = [split_address(address)[1] for address in self.addresses.values()]
         self.record.connections.check(map(self.find, self.addresses), ports)
         decision = self._rendezvous.check(self.addresses, self.find)
@@ -172,15 +191,33 @@ class AttemptPolicy(Policy):
         return self.stuck(late, f"{late.task} {late.reason}.", {**everyone, **self.reporting()})
 
     def stuck(self, decision: Decision, line: str, pids: Mapping[Task, int]) -> Decision:
-        """Have tasks dump their stacks, and carry out a decision a second later.
+        """Have tasks dump their stacks, and carry out a decision as soon as they have.
+
+        A task that has been stopped for a moment dumps its stacks when it runs again, so it is waited for.
 
         Args:
             decision: how the attempt ends then.
             line: the line to show now.
             pids: the tasks that dump their stacks, each with its process.
         """
-        self._stuck = self.clock.now() + _STACKS, decision
+        now = self.clock.now()
+        self._stuck = _StuckAttempt(decision, pids, next_check=now, ends_at=now + _TAKEN)
         return Decision("signal", signum=signal.SIGUSR2, pids=pids, line=line)
+
+    def _end_when_dumped(self, stuck: _StuckAttempt) -> Decision:
+        now = self.clock.now()
+        if now < stuck.ends_at and stuck.waits_for:
+            stuck.waits_for = {
+                task: pid
+                for task, pid in stuck.waits_for.items()
+                if (process := self.find(task)) is not None
+                and process.exit_code is None
+                and not process.has_taken(pid, signal.SIGUSR2)
+            }
+            if not stuck.waits_for:
+                stuck.ends_at = now + _DUMPED
+        stuck.next_check = min(now + _LOOK, stuck.ends_at) if stuck.waits_for else stuck.ends_at
+        return GO_ON if now < stuck.ends_at else stuck.decision
 
     def reporting(self) -> dict[Task, int]:
         """The tasks that run and have reported progress, each with the process that did."""

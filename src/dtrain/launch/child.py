@@ -36,14 +36,16 @@ def main() -> int:
     folder = Path(sys.argv[1])
     sys.path[:], call = pickle.loads(call_file(folder).read_bytes())
     from dtrain import cluster
+    from dtrain.cluster import mpi
 
     topology = cluster.current()
     index = 0 if topology is None else topology.task_index
     try:
         result = _pickled_result(call)
-    except KeyboardInterrupt:
-        return 130
     except BaseException as error:
+        mpi.note_failure()  # else the others are told that it has ended its program, and may fail before it
+        if isinstance(error, KeyboardInterrupt):
+            return 130
         text = _traceback_of_call(error)
         sys.stderr.write(text)
         _write(failure_file(folder, index), text.encode("utf-8", "backslashreplace"))

@@ -121,6 +121,14 @@ class LocalProcess(TaskHandle):
             each.pid == self.pid for each in psutil.Process(pid).parents()
         )
 
+    def has_taken(self, pid: int, signum: int) -> bool:
+        """Whether no signal `signum` waits for a process; False without /proc."""
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
+            waiting = [line.split()[1] for line in status if line.startswith(("SigPnd:", "ShdPnd:"))]
+            return not any(int(mask, 16) & 1 << signum - 1 for mask in waiting)
+        return False
+
     def stopped(self, pid: int | None = None) -> bool:
         """Whether a process is stopped by SIGSTOP or a debugger; False if the system does not tell."""
         return is_stopped(self.pid if pid is None else pid)

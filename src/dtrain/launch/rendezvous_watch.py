@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from dtrain.clock import REAL, Clock
+from dtrain.clock import REAL, Clock, RunClock
 from dtrain.launch.policy import GO_ON, Decision
 from dtrain.launch.reports import describe_exit
 from dtrain.launch.task_handle import TaskHandle
@@ -23,11 +23,12 @@ START_TIMEOUT = 600.0
 
 _STOPPED = 30.0  # seconds that others wait for a task that is stopped by SIGSTOP
 _CHECK_INTERVAL = 1.0  # seconds between two checks
-_NOT_LOOKED = 5.0  # seconds between two checks that mean that the launcher itself was stopped
 
 
 class RendezvousWatch:
     """The rendezvous of one attempt.
+
+    Only the time in which the launcher ran counts (`RunClock`): the tasks may have been stopped with it.
 
     Args:
         start_timeout: seconds that tasks wait for one that has not made its strategy before it counts as
@@ -37,13 +38,14 @@ class RendezvousWatch:
 
     def __init__(self, start_timeout: float | None = None, clock: Clock = REAL) -> None:
         self._clock = clock
+        self._running = RunClock(clock, _CHECK_INTERVAL)
         self._limit = START_TIMEOUT if start_timeout is None else start_timeout
-        self._waiting: dict[Task, float] = {}  # since when each task waits
+        self._waiting: dict[Task, float] = {}  # since when each task waits, by `_running`
         self._joined: set[Task] = set()
         self._ended: set[Task] = set()  # the tasks that have ended with status 0
-        self._making: dict[Task, float] = {}  # since when each task makes its first strategy
+        self._making: dict[Task, float] = {}  # since when each task makes its first strategy, as above
         self._made: set[Task] = set()  # the tasks that have made a strategy
-        self._next = self._checked = 0.0
+        self._next = 0.0
 
     def note(self, message: Message) -> None:
         """Receive a task's message; only those about the rendezvous matter."""
@@ -56,11 +58,10 @@ class RendezvousWatch:
             self._joined.add(message.task)
         elif isinstance(message, RendezvousNote):
             self._joined.discard(message.task)
-            self._waiting.setdefault(message.task, self._clock.now())
-            if not self._making:
-                self._checked = self._clock.now()
+            now = self._running.now()
+            self._waiting.setdefault(message.task, now)
             if message.task not in self._made:
-                self._making.setdefault(message.task, self._clock.now())
+                self._making.setdefault(message.task, now)
 
     def trains(self, task: Task) -> None:
         """A task has made its strategy, or reports progress, so it waits for no other to make one."""
@@ -92,15 +93,11 @@ class RendezvousWatch:
 
     def check(self, tasks: Iterable[Task], find: Callable[[Task], TaskHandle | None]) -> Decision:
         """Decide to kill the attempt if a missing task has ended, or is stopped."""
-        now = self._clock.now()
-        self._next = now + _CHECK_INTERVAL
-        if (unwatched := now - self._checked) > _NOT_LOOKED:
-            # The launcher itself was stopped, and perhaps its tasks were: this time does not count.
-            self._making = {task: since + unwatched for task, since in self._making.items()}
-        self._checked = now
+        self._next = self._clock.now() + _CHECK_INTERVAL
+        self._running.check()
         if not self._waiting:
             return GO_ON
-        waited = now - min(self._waiting.values())
+        waited = self._running.now() - min(self._waiting.values())
         for task in self._ended - self._joined:
             reason = f"{describe_exit(0)} before it had met the other tasks, which wait for it"
             return Decision("kill", task=task, reason=reason)
@@ -124,7 +121,7 @@ class RendezvousWatch:
             The decision to kill the attempt because of that task.
         """
         making = {task: self._making[task] for task in addresses if task in self._making}
-        waited = self._clock.now() - min(making.values(), default=math.inf)
+        waited = self._running.now() - min(making.values(), default=math.inf)
         if waited < self._limit:
             return None
         for task, address in addresses.items():

@@ -60,6 +60,10 @@ class TaskHandle(ABC):
         """Send a signal to one process of the task, and to no other; returns whether it was sent."""
         return False
 
+    def has_taken(self, pid: int, signum: int) -> bool:
+        """Whether no signal `signum` waits for the process `pid` of the task, as for one that is stopped."""
+        return False
+
     def stopped(self, pid: int | None = None) -> bool:
         """Whether the process `pid` of the task, by default its first, is stopped by SIGSTOP."""
         return False

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from dtrain.clock import REAL, Clock
+from dtrain.clock import REAL, Clock, RunClock
 from dtrain.task_messages import Progress
 from dtrain.topology import Task
 from dtrain.training_clock import in_words, is_slow, slow_line
@@ -25,7 +25,6 @@ _STEPS = 10.0  # the limit is at least this many times the usual duration of a s
 _PAUSES = 2.0  # and at least this many times the longest pause after which the job continued
 _SILENT = 3.0  # seconds without a report, due every second, after which a process counts as silent
 _CHECK = 1.0  # seconds between two checks
-_NOT_LOOKED = 5.0  # seconds between two checks that mean that the launcher itself was stopped
 _SUSTAINED = 6.0  # seconds that a task must stay slow; longer than the window of the reported mean
 _RECOVERED = 2.0  # a slow task has recovered when it takes less than this many times the others' time
 _RECOVERY = 30.0  # for this many seconds; only then can it be reported as slow again
@@ -57,7 +56,7 @@ class Diagnosis:
 
 @dataclass
 class _Record:
-    """What one process of a task has reported; all times are on the watchdog's clock."""
+    """What one process of a task has reported; all times are on the watchdog's `RunClock`."""
 
     last: Progress
     heard: float  # when it last sent a report
@@ -83,7 +82,8 @@ class Watchdog:
     and twice the longest pause after which the job continued, its first step included. While a task has not
     completed its first step, or is outside of `fit` while others wait for it, the limit is at least 600 s and
     at least 10 times the longest first step; this does not apply if a task's process is stopped. Jobs with
-    parameter servers are not watched: their workers' steps do not wait for each other.
+    parameter servers are not watched: their workers' steps do not wait for each other. Only the time counts
+    in which the launcher ran (`RunClock`): it has read no report in any other.
 
     Args:
         hang_timeout: the limit in seconds, or None for the default.
@@ -100,10 +100,11 @@ class Watchdog:
     ) -> None:
         self._given = hang_timeout
         self._clock = clock
+        self._running = RunClock(clock, _CHECK)
         self._stopped = stopped or (lambda task, pid: False)
         self._records: dict[Task, _Record] = {}
         self._ended: list[Task] = []
-        self._moved = 0.0  # when the job last made progress
+        self._moved = 0.0  # when the job last made progress, by `_running`
         self._checked = 0.0
         self._longest_pause = 0.0
         self._longest_start = 0.0
@@ -114,7 +115,7 @@ class Watchdog:
         self._records.pop(task, None)
         if task in self._ended:
             self._ended.remove(task)
-        self._rest(self._clock.now())
+        self._rest()
 
     def on_exit(self, task: Task) -> None:
         """A task has ended."""
@@ -123,7 +124,7 @@ class Watchdog:
 
     def on_progress(self, progress: Progress) -> None:
         """A task has reported its progress."""
-        now = self._clock.now()
+        now = self._running.now()
         watching = self._watching()
         record = self._records.get(progress.task)
         if record is None or record.last.pid != progress.pid:
@@ -141,24 +142,17 @@ class Watchdog:
         if not self._watching():
             return None
         due = self._checked + _CHECK
-        deadline = self._moved + self._limit(self._clock.now())
+        now = self._running.now()
+        deadline = self._clock.now() + self._moved + self._limit(now) - now
         return due if self._judged else min(due, max(deadline, self._checked + 0.01))
 
     def check(self) -> Diagnosis | None:
         """The hung or slow task, if any. Each hang is reported once; a slow task once until it recovers."""
-        now = self._clock.now()
+        self._look()
         if not self._watching():
-            self._rest(now)
+            self._rest()
             return None
-        unwatched = now - self._checked
-        self._checked = now
-        if unwatched > _NOT_LOOKED:
-            # The launcher itself was stopped, so missing reports mean nothing. Only this time is left out:
-            # if the limits began anew, one that is often stopped would find no hang.
-            self._moved = min(now, self._moved + unwatched)
-            for record in self._records.values():
-                record.heard = min(now, record.heard + unwatched)
-                record.moved = min(now, record.moved + unwatched)
+        now = self._running.now()
         if not self._judged and now - self._moved >= self._limit(now):
             self._judged = True
             return self._hung(now)
@@ -173,16 +167,21 @@ class Watchdog:
             record.begun = now
 
     def _job_moved(self, now: float, watching: bool) -> None:
-        if not watching:
-            self._checked = now
-        elif now - self._checked <= _NOT_LOOKED:  # else the launcher itself was stopped
+        if watching:
             self._longest_pause = max(self._longest_pause, now - self._moved)
+        else:
+            self._look()
         self._moved = now
         self._judged = False
 
-    def _rest(self, now: float) -> None:
-        self._moved = self._checked = now
+    def _rest(self) -> None:
+        self._look()
+        self._moved = self._running.now()
         self._judged = False
+
+    def _look(self) -> None:
+        self._running.check()
+        self._checked = self._clock.now()
 
     def _watching(self) -> bool:
         return any(record.inside for record in self._records.values())

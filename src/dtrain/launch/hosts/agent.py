@@ -259,6 +259,8 @@ class Agent:
             value = process.listens(message.ports)
         elif message.what == "signal" and message.pid is not None:
             value = process.signal_member(message.pid, message.signum)
+        elif message.what == "taken" and message.pid is not None:
+            value = process.has_taken(message.pid, message.signum)
         self._send(Answer(message.request, value))
 
     def _forward(self, task: Task, line: str, to: str) -> None:

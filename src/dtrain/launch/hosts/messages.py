@@ -15,7 +15,7 @@ from typing import Any
 
 from dtrain.errors import ConfigurationError, PeerMismatchError
 
-VERSION = 4
+VERSION = 5
 """The version of the schema. It changes with every change of a message."""
 
 LONGEST = 1 << 22
@@ -197,8 +197,8 @@ class Ask:
         request: the number that the answer repeats.
         id: the task's start.
         what: "stopped" (is it stopped?), "uses" (has it loaded `library`?), "listens" (does it listen on one
-            of `ports`?), "signal" (send `signum` to its process `pid`: was it sent?), or "output" (wait until
-            its output is forwarded).
+            of `ports`?), "signal" (send `signum` to its process `pid`: was it sent?), "taken" (does no signal
+            `signum` wait for its process `pid`?), or "output" (wait until its output is forwarded).
     """
 
     request: int

@@ -163,6 +163,10 @@ class RemoteTask(TaskHandle):
         """Send a signal to one process of the task."""
         return self._agent.ask(self.id, "signal", pid=pid, signum=signum)
 
+    def has_taken(self, pid: int, signum: int) -> bool:
+        """Whether no such signal waits for a process of the task."""
+        return self._agent.ask(self.id, "taken", pid=pid, signum=signum)
+
     def stopped(self, pid: int | None = None) -> bool:
         """Whether a process of the task is stopped."""
         return self._agent.ask(self.id, "stopped", pid=pid)
