@@ -187,6 +187,8 @@ def test_a_program_that_an_error_has_ended_is_a_loss_inside_a_step(
         here.workers[fails].begin(text)
     wait_until(lambda: here.workers[0]._operations._reached[fails] == 3)
     here.clock.pass_by(5.1)
+    says_that_it_waits(here, 1 - fails)
+    here.clock.pass_by(1.1)
     (message,) = messages(here.run({1 - fails: until_told}), PeerMissingError)
     assert (
         f"worker {fails} has left fit because of an error" in message and "ended its program" not in message
