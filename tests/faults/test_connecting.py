@@ -123,7 +123,8 @@ def test_one_worker_killed_and_one_frozen_at_connect_end_with_the_bits_of_a_job_
         job.kill()
     for each in (undisturbed, text):
         assert len(re.findall(r"weights \w+ sockets \(local\)", each)) == 3, each
-    assert {*re.findall(r"weights (\w+)", text)} == {*re.findall(r"weights (\w+)", undisturbed)}
+    assert {*re.findall(r"weights (\w+) s", text)} == {*re.findall(r"weights (\w+) s", undisturbed)}
+    assert "OperationMismatchError" not in text  # those that have connected are at their next exchange
     assert text.count("All are started again") >= 2  # a slow machine may need one more
     assert "it lost worker 2" in text
     assert {*re.findall(r"listens on (\d+) ports", undisturbed + text)} == {"0"}

@@ -129,7 +129,7 @@ class Peers(PeerConnections):
             return self._complete.pop(number)
 
     def check(self) -> None:
-        """Returns if all workers may still come; called about once a second while this one waits elsewhere.
+        """Returns if all workers may still come; called about once a second while this one waits in a step.
 
         Raises:
             PeerMissingError: a worker was lost at least 5 s ago, or an error has ended its operation.
@@ -139,6 +139,14 @@ class Peers(PeerConnections):
         with self._changed:
             if self._round <= _LAST_ROUND:  # else this worker's program ends
                 self._operations.wait(self._round)
+            self.check_alive()
+
+    def check_alive(self) -> None:
+        """As `check`, while this worker does what the others need not wait for, such as connecting to them.
+
+        Those that have done so may be at a later operation already.
+        """
+        with self._changed:
             self._operations.raise_if_unequal()
             self._lost.raise_if_any(_GRACE)
 
@@ -356,6 +364,12 @@ def check() -> None:
     """As `Peers.check`, of the connected peers; returns if there are none."""
     if _current is not None:
         _current[1].check()
+
+
+def check_alive() -> None:
+    """As `Peers.check_alive`, of the connected peers; returns if there are none."""
+    if _current is not None:
+        _current[1].check_alive()
 
 
 def _end() -> None:

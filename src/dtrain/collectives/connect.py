@@ -54,7 +54,7 @@ def connect_all(
     exchange: Callable[[ReplicaLayout, Any], list[Any]] = exchange,
     job_secret: Callable[[], Secret | None] = _job_secret,
     machine: Callable[[], str] = _machine,
-    check: Callable[[], None] = peers.check,
+    check: Callable[[], None] = peers.check_alive,
     clock: Clock = REAL,
 ) -> dict[int, socket.socket]:
     """Connects this worker with all others; all workers must call it.
