@@ -67,13 +67,17 @@ class Comparison:
         return replace(self, programs=tuple(name for name in self.programs if name in asked))
 
 
+# TensorFlow's own, of which one device is compared as `one_device`; and what the base has not.
+_NOT_COMPARED = ("default", "partitioned")
+
+
 def comparisons(*, long: bool) -> list[Comparison]:
     """All that is to be compared; the long form runs every program of the contract."""
     own = tuple(entry.name for entry in listed("recording"))
     contract = listed(*HELD_KINDS)
     found = []
     for strategy in STRATEGIES:
-        if strategy == "default":  # it is TensorFlow's own, and one device is compared as `one_device`
+        if strategy in _NOT_COMPARED:
             continue
         mine = (entry.name for entry in contract if entry.runs_under(strategy))
         mine = (name for name in mine if long or _is_dealt(strategy, name))
