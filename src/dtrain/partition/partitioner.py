@@ -162,7 +162,8 @@ class Partitioner(LayoutConversion):
         found = folded(op, [value.constant for value in inputs])
         if found is not None:
             return [self.constant(each, tensor.dtype) for each, tensor in zip(found, op.outputs, strict=True)]
-        if self._alone and op.type not in _CALLS and any(value.local for value in inputs):
+        variables = any(value.dtype == tf.resource for value in inputs)  # their rules make own values whole
+        if self._alone and op.type not in _CALLS and not variables and any(value.local for value in inputs):
             return self._own_operation(op, inputs)
         if self._is_function(op):
             return self.run(self.called(op, op.type), inputs)
@@ -186,12 +187,9 @@ class Partitioner(LayoutConversion):
             self._alone = outer
 
     def _own_operation(self, op: TracedOperation, inputs: list[Value]) -> list[Value]:
-        """An operation on each replica's own values; variables are assigned the mean over the rows."""
+        """An operation on each replica's own values."""
         if op.control_flow:
             raise ValueError("it is a condition or loop in a local region, and depends on the rows")
-        if any(value.dtype == tf.resource for value in inputs):
-            given = [value if value.dtype == tf.resource else self.whole(value) for value in inputs]
-            return self.each(op, given, REPLICATED)
         return self.each(op, inputs, LOCAL)
 
     def whole_operation(self, op: TracedOperation, inputs: list[Value]) -> list[Value]:
