@@ -106,9 +106,11 @@ class OutputReader(threading.Thread):
         with selectors.DefaultSelector() as selector:
             selector.register(self._pipe, selectors.EVENT_READ)
             while True:
-                ready = selector.select(timeout=0.1 if self._finishing.is_set() else 0.5)
-                chunk = os.read(self._pipe, 65536) if ready else b""
-                if (ready and not chunk) or (not ready and self._finishing.is_set()):
+                selector.select(timeout=0.1 if self._finishing.is_set() else 0.5)
+                finishing = self._finishing.is_set()
+                # A wait that a stop of this process has ended says that nothing is there, whatever there is.
+                chunk = self._read()
+                if chunk == b"" or (chunk is None and finishing):
                     break
                 if chunk:
                     self._feed(chunk)
@@ -116,6 +118,13 @@ class OutputReader(threading.Thread):
         if self._pending:
             self._finish_line(self._pending)
         os.close(self._pipe)
+
+    def _read(self) -> bytes | None:
+        """What is in the pipe, b"" at its end; None if nothing is there."""
+        try:
+            return os.read(self._pipe, 65536)
+        except BlockingIOError:
+            return None
 
     def finish(self) -> None:
         """Ask the thread to end once the pipe is empty, even if another process still holds its write end."""
