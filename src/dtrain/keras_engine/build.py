@@ -20,6 +20,7 @@ from dtrain.keras_engine.asynchronous.functions import AsynchronousFunction, Asy
 from dtrain.keras_engine.local_steps import LocalProgram
 from dtrain.keras_engine.noted_function import NotedFunction
 from dtrain.keras_engine.operation import operation
+from dtrain.keras_engine.partitioned_predict import PartitionedPredict
 from dtrain.keras_engine.partitioned_steps import PartitionedProgram
 from dtrain.keras_engine.predict_function import OneReplicaPredict, PredictFunction
 from dtrain.keras_engine.protocol import (
@@ -184,7 +185,8 @@ def make_predict_function(original: Callable[..., Any], self: Any, force: bool =
     if is_asynchronous(self.distribute_strategy):
         self.predict_function = AsynchronousPredict(self)
     elif layout is not None and layout.replicas > 1:
-        self.predict_function = _noted(PredictFunction(self, layout), self, train=False)
+        kind = PartitionedPredict if layout.partitioned and not self.run_eagerly else PredictFunction
+        self.predict_function = _noted(kind(self, layout), self, train=False)
     else:
         result = original(self, force)
         made = self.predict_function

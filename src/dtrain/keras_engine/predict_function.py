@@ -180,11 +180,17 @@ class PredictFunction:
 
     def _outputs(self, batches: list[Any]) -> Any:
         parts = [self._parts(batch) for batch in batches]
+        self._check(parts[0])
+        return _joined_outputs([self._predicted(each) for each in parts])
+
+    def _check(self, parts: tuple[Any, ...]) -> None:
         if not self._checked:
             self._checked = True
             if needs_trial(self._model) or not is_keras_own(self._model, "predict_step"):
-                check_predictions(self._model, without_optionals(parts[0][0]), self._layout)
-        return _joined_outputs([self._one(each) for each in parts])
+                check_predictions(self._model, without_optionals(parts[0]), self._layout)
+
+    def _predicted(self, parts: tuple[Any, ...]) -> Any:
+        return self._one(parts)
 
     def _parts(self, batch: Any) -> tuple[Any, ...]:
         if isinstance(batch, Split):

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.partition.layouts import LOCAL_SIZES, PARTIAL, REPLICATED, Layout, ListOf, RowCount, Sharded
-from dtrain.partition.nodes import ALL_GATHER, ALL_REDUCE, Builder, NodeBlock, Ref
+from dtrain.partition.nodes import ALL_GATHER, ALL_REDUCE, Builder, NodeBlock, Ref, attribute
 from dtrain.partition.replicas import Replicas, RowGroup
 from dtrain.partition.traced import Shape
 from dtrain.partition.values import Value
@@ -100,7 +100,15 @@ class LayoutConversion:
     def _communicated(self, kind: str, value: Value, attributes: Mapping[str, Any]) -> Value:
         parts = self.counted_rows(value.parts, value.division.dim) if value.sharded else value.parts
         (found,) = self.build.node(kind, parts, attributes, [value.dtype])
-        return Value((found,) * self.replicas.here, REPLICATED, value.shape, tensor=value.tensor)
+        return Value(self._on_each(found), REPLICATED, value.shape, tensor=value.tensor)
+
+    def _on_each(self, value: Ref) -> tuple[Ref, ...]:
+        """What processes have communicated, sent to each device once: what follows is computed there."""
+        kind = {"T": attribute(value.dtype)}
+        others = range(1, self.replicas.here)
+        return value, *(
+            self.build.node("Identity", [value], kind, [value.dtype], replica=p)[0] for p in others
+        )
 
     def counted(self, value: Value) -> Value:
         """A sum over rows that a rule has made: a replica adds nothing, if its only row is another's."""

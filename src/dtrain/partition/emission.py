@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -62,7 +62,11 @@ class Emission:
         self._devices = tuple(devices)
 
     def emit(
-        self, block: NodeBlock, inputs: Sequence[tf.Tensor], outer: Mapping[Ref, tf.Tensor] | None = None
+        self,
+        block: NodeBlock,
+        inputs: Sequence[tf.Tensor],
+        outer: Mapping[Ref, tf.Tensor] | None = None,
+        device: int = 0,
     ) -> list[tf.Tensor]:
         """Makes the operations of a block.
 
@@ -70,6 +74,7 @@ class Emission:
             block: the block.
             inputs: its inputs.
             outer: of a body, what is made of the block around it.
+            device: the replica on whose device those run that are not another's.
 
         Returns:
             Its outputs.
@@ -79,30 +84,51 @@ class Emission:
         made.update((ref, capture((outer or {})[ref])) for ref in free_refs(block))
         tokens: dict[Node, tf.Tensor] = {}
         levels: dict[int, list[Node]] = defaultdict(list)
-        for node in _needed(block):
+        for node in block.needed():
+            if node.type == INPUT:
+                continue
             levels[node.level].append(node)
         for level in sorted(levels):
             plain: list[Node] = []
             for node in levels[level]:
                 if node.type in (BRANCH, LOOP):
-                    self._import(plain, made, tokens)
+                    self._import(plain, made, tokens, device)
                     plain = []
                     self._control_flow(node, made, tokens)
                 elif node.type not in COLLECTIVES:
                     plain.append(node)
-            self._import(plain, made, tokens)
+            self._import(plain, made, tokens, device)
             self._communicate([node for node in levels[level] if node.type in COLLECTIVES], made)
         return [made[ref] for ref in block.outputs]
 
-    def _import(self, nodes: list[Node], made: dict[Ref, tf.Tensor], tokens: dict[Node, tf.Tensor]) -> None:
-        """Imports nodes whose inputs are made, or among them."""
+    def _import(
+        self, nodes: list[Node], made: dict[Ref, tf.Tensor], tokens: dict[Node, tf.Tensor], device: int
+    ) -> None:
+        """Imports nodes whose inputs are made, or among them; each device has constants of its own."""
         if not nodes:
             return
         graph_def = tf.compat.v1.GraphDef()
         names = {node: f"n{index}" for index, node in enumerate(nodes)}
         outside: dict[str, tf.Tensor] = {}
+        copies: dict[tuple[Node, int], str] = {}
 
-        def name_of(ref: Ref) -> str:
+        def place_of(node: Node) -> int:
+            return device if node.device is None else node.device
+
+        def add(node: Node, name: str, place: int) -> Any:
+            added = graph_def.node.add(name=name, op=node.type)
+            for key, value in node.attributes.items():
+                added.attr[key].CopyFrom(value)
+            if self._devices:
+                added.device = self._devices[place]
+            return added
+
+        def name_of(ref: Ref, place: int | None = None) -> str:
+            if place is not None and ref.node.type == "Const" and place != place_of(ref.node):
+                if (ref.node, place) not in copies:
+                    copies[ref.node, place] = f"k{len(copies)}"
+                    add(ref.node, copies[ref.node, place], place)
+                return f"{copies[ref.node, place]}:0"
             if ref.node in names:
                 return f"{names[ref.node]}:{ref.index}"
             key = f"x{len(outside)}:0"
@@ -110,18 +136,15 @@ class Emission:
             return key
 
         for node in nodes:
-            added = graph_def.node.add(name=names[node], op=node.type)
-            added.input.extend(name_of(ref) for ref in node.inputs)
+            place = place_of(node)
+            added = add(node, names[node], place)
+            added.input.extend(name_of(ref, place) for ref in node.inputs)
             for before in node.control:
                 if before in names:
                     added.input.append(f"^{names[before]}")
                 elif before in tokens:
                     outside[f"^c{id(before)}"] = tokens[before]
                     added.input.append(f"^c{id(before)}")
-            for name, value in node.attributes.items():
-                added.attr[name].CopyFrom(value)
-            if self._devices:
-                added.device = self._devices[node.replica or 0]
         wanted = [Ref(node, index) for node in nodes for index in range(len(node.dtypes))]
         # An input map cannot name an operation without outputs: a constant that runs after it stands for it.
         silent = [node for node in nodes if not node.dtypes]
@@ -154,11 +177,16 @@ class Emission:
                 made[Ref(node)] = _rows_back(tensor, node)
 
     def _control_flow(self, node: Node, made: dict[Ref, tf.Tensor], tokens: dict[Node, tf.Tensor]) -> None:
-        inputs = [made[ref] for ref in node.inputs]
         before = [tokens[each] for each in node.control if each in tokens]
-        with tf.control_dependencies(before):
+        device = self._devices[node.device or 0] if self._devices else None
+        with tf.control_dependencies(before), tf.device(device):
+            # TensorFlow keeps what a loop carries where it came from; each iteration would fetch it.
+            here = {
+                ref: tf.identity(made[ref]) if device and _is_elsewhere(made[ref], device) else made[ref]
+                for ref in (*node.inputs, *node.captured)
+            }
             make = self._loop if node.type == LOOP else self._branch
-            found = make(node, inputs, made)
+            found = make(node, [here[ref] for ref in node.inputs], here)
         made.update((Ref(node, index), tensor) for index, tensor in enumerate(found))
         if found:
             tokens[node] = found[0]
@@ -167,7 +195,7 @@ class Emission:
         index, *rest = inputs
 
         def body(block: NodeBlock) -> Callable[[], list[tf.Tensor]]:
-            return lambda: [*self.emit(block, rest, made), tf.constant(0)]
+            return lambda: [*self.emit(block, rest, made, node.device or 0), tf.constant(0)]
 
         if index.dtype == tf.bool:
             found = tf.cond(index, body(node.bodies[0]), body(node.bodies[1]))
@@ -182,14 +210,14 @@ class Emission:
         shapes = [tf.TensorShape(shape) for shape in node.attributes["shapes"]]
 
         def repeat(*carried: tf.Tensor) -> list[tf.Tensor]:
-            found = self.emit(body, [*carried, *fixed], made)
+            found = self.emit(body, [*carried, *fixed], made, node.device or 0)
             for tensor, shape in zip(found, shapes, strict=True):
                 tensor.set_shape(shape)  # what the trace knew, and a list has lost
             return found
 
         return list(
             tf.while_loop(
-                lambda *carried: self.emit(condition, [*carried, *fixed], made)[0],
+                lambda *carried: self.emit(condition, [*carried, *fixed], made, node.device or 0)[0],
                 repeat,
                 inputs[:moving],
                 shape_invariants=shapes,
@@ -198,17 +226,9 @@ class Emission:
         )
 
 
-def _needed(block: NodeBlock) -> list[Node]:
-    """The nodes that results and effects need, in their order."""
-    waiting = [ref.node for ref in block.outputs] + [node for node in block.nodes if node.stateful]
-    needed = set(waiting)
-    while waiting:
-        node = waiting.pop()
-        for each in [*(ref.node for ref in (*node.inputs, *node.captured)), *node.control]:
-            if each not in needed:
-                needed.add(each)
-                waiting.append(each)
-    return [node for node in block.nodes if node in needed and node.type != INPUT]
+def _is_elsewhere(tensor: tf.Tensor, device: str) -> bool:
+    own = tf.DeviceSpec.from_string(tensor.device)
+    return tensor.dtype != tf.resource and own != tf.DeviceSpec.from_string(device)
 
 
 def _concat(parts: list[tf.Tensor], node: Node) -> tf.Tensor:

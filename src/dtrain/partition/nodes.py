@@ -32,6 +32,7 @@ class Node:
         stateful: whether it has an effect, or depends on one; of control flow, whether one of its nodes does.
         communicates: whether it is a collective, or has one in its functions.
         replica: the replica of this process that it belongs to; None for all.
+        device: the replica on whose device it runs, since all its inputs are there; None for the first.
         bodies: of control flow, the blocks of its functions.
         captured: what these read of the block that the node is in, beside the node's inputs.
         source: the name of the traced operation for which it was made.
@@ -46,6 +47,7 @@ class Node:
     stateful: bool = False
     communicates: bool = False
     replica: int | None = None
+    device: int | None = None
     bodies: tuple[NodeBlock, ...] = ()
     captured: tuple[Ref, ...] = ()
     source: str = ""
@@ -88,12 +90,30 @@ class NodeBlock:
     inputs: list[Ref] = dataclasses.field(default_factory=list)
     outputs: list[Ref] = dataclasses.field(default_factory=list)
 
-    def input(self, dtype: tf.DType) -> Ref:
-        """Adds an input."""
-        node = Node(INPUT, (), {}, (dtype,))
+    def input(self, dtype: tf.DType, device: int | None = None) -> Ref:
+        """Adds an input, on the device of a replica."""
+        node = Node(INPUT, (), {}, (dtype,), device=device)
         self.nodes.append(node)
         self.inputs.append(Ref(node))
         return Ref(node)
+
+    def needed(self, replica: int | None = None) -> list[Node]:
+        """The nodes that results and effects need, in their order.
+
+        Args:
+            replica: the replica whose effects count; None for all.
+        """
+        waiting = [ref.node for ref in self.outputs]
+        waiting += [node for node in self.nodes if node.stateful and replica in (None, node.replica)]
+        found = set(waiting)
+        while waiting:
+            node = waiting.pop()
+            control = [each for each in node.control if replica is None or each.replica in (None, replica)]
+            for each in [*(ref.node for ref in (*node.inputs, *node.captured)), *control]:
+                if each not in found:
+                    found.add(each)
+                    waiting.append(each)
+        return [node for node in self.nodes if node in found]
 
 
 def free_refs(block: NodeBlock) -> list[Ref]:
@@ -138,6 +158,7 @@ class Builder:
         control = tuple(dict.fromkeys(node for place in places for node in self.control[place]))
         before = [*(ref.node for ref in (*inputs, *captured)), *control]
         inner = [node for block in bodies for node in block.nodes]
+        devices = {ref.node.device for ref in inputs} - {None}
         made = Node(
             kind,
             tuple(inputs),
@@ -148,6 +169,7 @@ class Builder:
             stateful or any(node.stateful for node in inner),
             kind in COLLECTIVES or any(node.communicates for node in inner),
             replica,
+            replica if replica is not None or len(devices) != 1 else devices.pop(),
             tuple(bodies),
             captured,
             self.source,

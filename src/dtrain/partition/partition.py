@@ -75,12 +75,14 @@ class Partitioned:
             captured = outside.get(f"{tensor.op.name}:{tensor.index}")
             if captured is None:
                 self._captured.append(None)
-                parts = tuple(self.block.input(tensor.dtype) for _ in range(replicas.here))
+                parts = tuple(self.block.input(tensor.dtype, place) for place in range(replicas.here))
                 inputs.append(Value(parts, next(given), shape))
                 continue
             own = copies(captured) or [captured]
             self._captured.append(own)
-            refs = [self.block.input(tensor.dtype) for _ in own]
+            refs = [
+                self.block.input(tensor.dtype, place if len(own) > 1 else None) for place in range(len(own))
+            ]
             parts = tuple(refs if len(refs) > 1 else refs * replicas.here)
             held = variables.get(id(captured))
             inputs.append(

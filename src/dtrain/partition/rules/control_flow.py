@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import tensorflow as tf
 
 from dtrain.partition.conversion import common_shape, joined
 from dtrain.partition.layouts import REPLICATED, Layout, Sharded
 from dtrain.partition.local_regions import is_local_region, region
-from dtrain.partition.nodes import BRANCH, LOOP, NodeBlock, Ref
+from dtrain.partition.nodes import BRANCH, INPUT, LOOP, NodeBlock, Ref
 from dtrain.partition.partitioner import Partitioner, rule
 from dtrain.partition.traced import Shape, TracedGraph, TracedOperation
 from dtrain.partition.values import Value
+
+_T = TypeVar("_T")
 
 _TRIES = 8  # to find the layouts of a loop; each try can only make values whole, so few are needed
 
@@ -51,9 +54,66 @@ def _branches(
     shapes = [common_shape([value.shape for value in values]) for values in zip(*found, strict=True)]
     bodies = [_body(step, graph, rest, layouts) for graph in graphs]
     parts = [part for value in rest for part in value.parts]
-    dtypes = [tensor.dtype for tensor in op.outputs for _ in range(step.replicas.here)]
-    made = step.build.node(BRANCH, [index.parts[0], *parts], {}, [*dtypes, tf.int32], bodies=bodies)
-    return _grouped(step, made, layouts, shapes)
+    dtypes = [tensor.dtype for tensor in op.outputs]
+
+    def make(place: int | None, own: Sequence[NodeBlock]) -> Sequence[Ref]:
+        given = [index.parts[place or 0], *_of(parts, place, step)]
+        types = [*_each(dtypes, place, step), tf.int32]
+        return step.build.node(BRANCH, given, {}, types, replica=place, bodies=own)[:-1]
+
+    return _grouped(step, _for_replicas(step, bodies, make), layouts, shapes)
+
+
+def _for_replicas(
+    step: Partitioner,
+    bodies: Sequence[NodeBlock],
+    make: Callable[[int | None, Sequence[NodeBlock]], Sequence[Ref]],
+) -> list[Ref]:
+    """What control flow returns, each result with the parts of all replicas.
+
+    It is made for each replica by itself, on whose device it runs, unless the replicas communicate in it or
+    have an effect together.
+
+    Args:
+        step: the partitioner.
+        bodies: the functions, for all replicas.
+        make: makes the node of a replica from its own functions; of all replicas, if it is given None.
+    """
+    own = [[_block_of(block, place, step) for block in bodies] for place in range(step.replicas.here)]
+    found = [[block for block in blocks if block is not None] for blocks in own]
+    if len(found) == 1 or any(len(blocks) < len(bodies) for blocks in found):
+        return list(make(None, bodies))
+    return [
+        ref
+        for refs in zip(*(make(place, each) for place, each in enumerate(found)), strict=True)
+        for ref in refs
+    ]
+
+
+def _inputs(block: NodeBlock, value: Value) -> tuple[Ref, ...]:
+    """Inputs of a block for the parts of a value."""
+    return tuple(block.input(part.dtype, place) for place, part in enumerate(value.parts))
+
+
+def _of(parts: Sequence[_T], place: int | None, step: Partitioner) -> Sequence[_T]:
+    """A replica's own of values, each of which has a part for each replica; all, if it is None."""
+    return parts if place is None else parts[place :: step.replicas.here]
+
+
+def _each(values: Sequence[_T], place: int | None, step: Partitioner) -> list[_T]:
+    """Values for the parts of one replica, or for those of all."""
+    return [value for value in values for _ in range(step.replicas.here if place is None else 1)]
+
+
+def _block_of(block: NodeBlock, place: int, step: Partitioner) -> NodeBlock | None:
+    """A replica's own part of a block; None if it needs something of other replicas."""
+    if any(node.communicates or (node.stateful and node.replica is None) for node in block.nodes):
+        return None
+    own = NodeBlock(block.nodes, list(_of(block.inputs, place, step)), list(_of(block.outputs, place, step)))
+    own.nodes = own.needed(place)
+    inputs = {ref.node for ref in own.inputs}
+    others = [node for node in own.nodes if node.replica not in (None, place) and node.stateful]
+    return None if others or any(n.type == INPUT and n not in inputs for n in own.nodes) else own
 
 
 def _truth(step: Partitioner, value: Value) -> Value:
@@ -71,10 +131,7 @@ def _body(
     """A function as a block: all parts of all inputs go in, all parts of all outputs come out."""
 
     def make(block: NodeBlock) -> list[Ref]:
-        given = [
-            dataclasses.replace(value, parts=tuple(block.input(part.dtype) for part in value.parts), whole={})
-            for value in inputs
-        ]
+        given = [dataclasses.replace(value, parts=_inputs(block, value), whole={}) for value in inputs]
         return _parts(step, step.run(graph, given), layouts)
 
     return step.body(make)
@@ -119,7 +176,7 @@ def _while(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[
         """The inputs of the body: first what is carried, then the rest."""
         found: dict[int, Value] = {}
         for place in [*moving, *fixed]:
-            parts = tuple(block.input(part.dtype) for part in inputs[place].parts)
+            parts = _inputs(block, inputs[place])
             if place in moving:
                 found[place] = Value(parts, carried[place], shapes[place])
             else:
@@ -142,17 +199,23 @@ def _while(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[
         return _parts(step, [outputs[place] for place in moving], layouts)
 
     blocks = [
-        step.body(lambda block: [step.whole(step.run(condition, given(block))[0]).parts[0]]),
+        step.body(lambda block: list(step.whole(step.run(condition, given(block))[0]).parts)),
         step.body(repeat),
     ]
     parts = _parts(step, [inputs[place] for place in moving], layouts)
     parts += [part for place in fixed for part in inputs[place].parts]
-    dtypes = [inputs[place].dtype for place in moving for _ in range(step.replicas.here)]
-    invariants = [
-        _invariant(carried[place], shapes[place]) for place in moving for _ in range(step.replicas.here)
-    ]
-    attributes = {"shapes": invariants, "parallel_iterations": op.attribute("parallel_iterations")}
-    made = step.build.node(LOOP, parts, attributes, dtypes, bodies=blocks)
+    dtypes = [inputs[place].dtype for place in moving]
+    invariants = [_invariant(carried[place], shapes[place]) for place in moving]
+
+    def make(place: int | None, own: Sequence[NodeBlock]) -> Sequence[Ref]:
+        attributes = {
+            "shapes": _each(invariants, place, step),
+            "parallel_iterations": op.attribute("parallel_iterations"),
+        }
+        types = _each(dtypes, place, step)
+        return step.build.node(LOOP, _of(parts, place, step), attributes, types, replica=place, bodies=own)
+
+    made = _for_replicas(step, blocks, make)
     results = _grouped(step, made, layouts, list(shapes.values()))
     found_by_place = dict(zip(moving, results, strict=True))
     return [found_by_place.get(place, inputs[place]) for place in range(len(inputs))]
