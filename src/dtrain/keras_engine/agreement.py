@@ -84,9 +84,20 @@ def first_workers(layout: ReplicaLayout, logs: Any) -> Any:
 
 
 def _with_own(layout: ReplicaLayout, found: Any, logs: Any) -> Any:
-    """The first worker's logs, with this worker's values of what cannot be sent."""
-    if layout.worker == 0 or found is None or not isinstance(logs, Mapping):
+    """The first worker's logs, with this worker's values of what cannot be sent.
+
+    A variable, such as a metric's, was read for the exchange, by all workers. It is not read again, since
+    workers may communicate to read it.
+    """
+    if found is None or not isinstance(logs, Mapping):
         return logs
+    if layout.worker == 0:
+        read = {
+            name: found[name]
+            for name, value in logs.items()
+            if isinstance(value, keras.Variable | tf.Variable) and name in found
+        }
+        return {**logs, **read} if read else logs
     return {**found, **{name: value for name, value in logs.items() if name not in found and _own(value)}}
 
 

@@ -17,11 +17,13 @@ import tensorflow as tf
 
 from dtrain import channel
 from dtrain.keras_engine.asynchronous.functions import AsynchronousFunction, AsynchronousPredict
+from dtrain.keras_engine.eager_program import EagerProgram
 from dtrain.keras_engine.local_steps import LocalProgram
+from dtrain.keras_engine.loop import loop_of
 from dtrain.keras_engine.noted_function import NotedFunction
 from dtrain.keras_engine.operation import operation
 from dtrain.keras_engine.partitioned_predict import PartitionedPredict
-from dtrain.keras_engine.partitioned_steps import PartitionedProgram
+from dtrain.keras_engine.partitioned_steps import PartitionedProgram, traced_as_one_device
 from dtrain.keras_engine.predict_function import OneReplicaPredict, PredictFunction
 from dtrain.keras_engine.protocol import (
     ReplicaLayout,
@@ -38,6 +40,7 @@ from dtrain.keras_engine.rows import (
     is_dense,
     map_leaves,
     present_leaves,
+    without_optional_specs,
     without_optionals,
 )
 from dtrain.keras_engine.step_function import StepFunction
@@ -77,6 +80,10 @@ def build(model: Any, spec: Any) -> None:
     """
     if upstream_keras.strategy_of(model) is not None:
         check_model(model)
+    layout = layout_of(model.distribute_strategy)
+    if layout is not None and layout.partitioned and spec is not None:
+        _build_as_one_device(model, spec)
+        return
     with model.distribute_strategy.scope():
         # Created outside of a replica: random layers without a seed look this generator up inside one.
         upstream_keras.seed_generator_global()
@@ -90,6 +97,33 @@ def build(model: Any, spec: Any) -> None:
             _build_otherwise(model, spec, error)
         if model.optimizer is not None and not model.optimizer.built and model.built:
             model.optimizer.build(model.trainable_variables)
+
+
+def _build_as_one_device(model: Any, spec: Any) -> None:
+    """As `build`, for a step that is traced as one device's program.
+
+    A step that makes layers or an optimizer's state is traced, as one device traces it, and the function is
+    discarded: so all is there that a checkpoint is restored into, and nothing else is made. An error is left
+    to the step itself. What runs eagerly is built by its first step.
+    """
+    strategy, optimizer = model.distribute_strategy, model.optimizer
+    made = all(layer.built for layer in upstream_keras.layers_of(model))
+    stock = step_is_stock(model, "train_step")
+    with strategy.scope():
+        upstream_keras.seed_generator_global()
+        if made and stock and optimizer is not None and not optimizer.built:
+            optimizer.build(model.trainable_variables)
+    if model.run_eagerly or (made and not stock and (optimizer is None or optimizer.built)):
+        return
+    try:
+        if made and stock:
+            with strategy.scope():
+                _build_from(model, spec)
+        else:
+            name = "test_step" if loop_of(model).kind == "evaluate" else "train_step"
+            traced_as_one_device(getattr(model, name), without_optional_specs(spec), strategy)
+    except Exception:
+        logger.debug("%s is built by its first step", type(model).__name__, exc_info=True)
 
 
 def _build_from(model: Any, spec: Any) -> None:
@@ -185,7 +219,7 @@ def make_predict_function(original: Callable[..., Any], self: Any, force: bool =
     if is_asynchronous(self.distribute_strategy):
         self.predict_function = AsynchronousPredict(self)
     elif layout is not None and layout.replicas > 1:
-        kind = PartitionedPredict if layout.partitioned and not self.run_eagerly else PredictFunction
+        kind = PartitionedPredict if layout.partitioned else PredictFunction
         self.predict_function = _noted(kind(self, layout), self, train=False)
     else:
         result = original(self, force)
@@ -216,8 +250,8 @@ def _program(model: Any, layout: ReplicaLayout, *, training: bool) -> Any:
     """The program that computes a model's train or test step."""
     if layout.replicas == 1:
         return LocalProgram(model, training=training)
-    if layout.partitioned and not model.run_eagerly:
-        return PartitionedProgram(model, layout, training=training)
+    if layout.partitioned and not (model.run_eagerly and layout.workers > 1):
+        return (EagerProgram if model.run_eagerly else PartitionedProgram)(model, layout, training=training)
     return StepProgram(
         model,
         layout,

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.keras_engine.eager_program import joined_parts, on_first_copies
 from dtrain.keras_engine.partitioned_steps import DividedFunction
 from dtrain.keras_engine.predict_function import PredictFunction
 from dtrain.keras_engine.rows import any_rows, batch_rows, batch_spec, map_leaves, without_optionals
@@ -28,7 +29,10 @@ class PartitionedPredict(PredictFunction):
 
     def _predicted(self, parts: tuple[Any, ...]) -> Any:
         own = [without_optionals(part) for part in parts]
-        spec = _of_whole(own)
+        if self._model.run_eagerly:
+            with on_first_copies(self._model.distribute_strategy):
+                return self._model.predict_step(joined_parts(own))
+        spec = _of_whole(own) if self._layout.workers == 1 else map_leaves(any_rows, batch_spec(own[0]))
         if self._function is None or not self._accepts(spec):
             self._spec = spec if self._function is None else map_leaves(any_rows, spec)
             step = unwrapped(self._model.predict_step)

@@ -16,11 +16,12 @@ from dtrain.keras_engine.rows import (
     batch_rows,
     is_dense,
     joined_rows,
-    map_leaves,
+    without_optional_specs,
     without_optionals,
 )
 from dtrain.keras_engine.single_program import as_single_program, making_variables
 from dtrain.keras_engine.steps import Program, silent_results, step_is_stock
+from dtrain.partition.emission import OneProcess, ProcessCommunication
 from dtrain.partition.layouts import REPLICATED, Layout
 from dtrain.partition.partition import Partitioned, by_batch
 from dtrain.partition.replicas import Replicas
@@ -38,20 +39,13 @@ class DividedFunction:
     """
 
     def __init__(self, function: Callable[..., Any], spec: Any, strategy: Any, layout: ReplicaLayout) -> None:
-        self._replicas = layout.replicas
-        leaves = [leaf for leaf in tf.nest.flatten(spec) if leaf is not None]
+        self._replicas, self._first = layout.replicas, layout.first_replica
+        calls = getattr(strategy.extended, "dtrain_calls", None)
+        self._between: ProcessCommunication = OneProcess() if calls is None else _BetweenWorkers(calls)
+        leaves = _leaves(spec)
         rows = [leaf.shape[0] for leaf in leaves if leaf.shape.rank]
         self._some_idle = not rows or rows[0] is None or rows[0] < layout.replicas
-        components = [each for leaf in leaves for each in tf.nest.flatten(leaf, expand_composites=True)]
-
-        def traced(*tensors: Any) -> Any:
-            given = iter(tf.nest.pack_sequence_as(leaves, tensors, expand_composites=True))
-            filled = [leaf if leaf is None else next(given) for leaf in tf.nest.flatten(spec)]
-            with as_single_program():
-                return function(tf.nest.pack_sequence_as(spec, filled))
-
-        with making_variables(strategy):
-            self._function = upstream_tf.made_for_each_model(traced).get_concrete_function(*components)
+        self._function = traced_as_one_device(function, spec, strategy)
         variables = _distributed(self._function)
 
         def copies(captured: Any) -> list[Any] | None:
@@ -64,7 +58,7 @@ class DividedFunction:
             Replicas(layout.local_replicas, layout.replicas, layout.first_replica, _devices(strategy)),
             some_idle=self._some_idle,
             copies=copies,
-            in_parts=lambda captured: id(captured) in variables and _is_in_parts(variables[id(captured)]),
+            in_parts=lambda captured: id(captured) in variables and is_in_parts(variables[id(captured)]),
         )
 
     def __call__(self, parts: Sequence[Any]) -> Any:
@@ -80,23 +74,78 @@ class DividedFunction:
         sizes = tf.ones([self._replicas], tf.int32)
         if leaves:
             sizes = tf.stack([batch_rows(part) for part in leaves])
+            (sizes,) = self._between.all_gather([sizes])
         if leaves and self._some_idle:
-            leaves = _with_rows(leaves, sizes)
+            leaves = _with_rows(leaves, sizes, self._first)
         inputs: list[list[tf.Tensor]] = []
         for each in zip(*leaves, strict=True):
-            given = each if is_dense(each[0]) else [joined_rows(each)] * len(each)
+            given = each if is_dense(each[0]) else [self._whole(joined_rows(each), sizes)] * len(each)
             components = [tf.nest.flatten(leaf, expand_composites=True) for leaf in given]
             inputs += map(list, zip(*components, strict=True))
-        found = iter(self._partitioned(sizes, inputs))
+        found = iter(self._partitioned(sizes, inputs, self._between))
         return tf.nest.map_structure(
             lambda spec: spec if spec is None else _shaped(next(found), spec),
             self._function.structured_outputs,
             expand_composites=True,
         )
 
+    def _whole(self, value: Any, sizes: tf.Tensor) -> Any:
+        """The whole of a ragged or sparse value, of which each process has its own rows."""
+        gather = self._between.all_gather
+        if isinstance(self._between, OneProcess):
+            return value
+        if isinstance(value, tf.RaggedTensor):
+            inner = self._whole(value.values, sizes)
+            (lengths,) = gather([value.row_lengths()])
+            return tf.RaggedTensor.from_row_lengths(inner, lengths, validate=False)
+        if not isinstance(value, tf.SparseTensor):
+            return gather([value])[0]
+        before = tf.cast(tf.reduce_sum(sizes[: self._first]), tf.int64)
+        column = tf.one_hot(0, tf.shape(value.indices)[1], on_value=before)
+        shape = tf.stack([value.dense_shape])
+        indices, values, shapes = gather([value.indices + column, value.values, shape])
+        rows = tf.cast(tf.reduce_sum(sizes), tf.int64)
+        return tf.SparseTensor(indices, values, tf.concat([[rows], shapes[0, 1:]], axis=0))
 
-def _with_rows(parts: Sequence[Sequence[Any]], sizes: tf.Tensor) -> list[list[Any]]:
-    """Gives each part without rows the first row of the first part; a batch without rows stays as it is."""
+
+def traced_as_one_device(function: Callable[..., Any], spec: Any, strategy: Any) -> Any:
+    """A function of a batch, as a `ConcreteFunction` of the batch's tensors, as one device runs it.
+
+    Variables that the function makes are made under the strategy.
+
+    Args:
+        function: the function.
+        spec: the spec of the whole batch, without Optionals.
+        strategy: the strategy of the variables that the function uses.
+    """
+    leaves = _leaves(spec)
+    components = [each for leaf in leaves for each in tf.nest.flatten(leaf, expand_composites=True)]
+
+    def traced(*tensors: Any) -> Any:
+        given = iter(tf.nest.pack_sequence_as(leaves, tensors, expand_composites=True))
+        filled = [leaf if leaf is None else next(given) for leaf in tf.nest.flatten(spec)]
+        with as_single_program(), making_variables(strategy):
+            return function(tf.nest.pack_sequence_as(spec, filled))
+
+    with making_variables(strategy):
+        return upstream_tf.made_for_each_model(traced).get_concrete_function(*components)
+
+
+def _leaves(spec: Any) -> list[Any]:
+    """The specs of the leaves of a batch that are there."""
+    return [leaf for leaf in tf.nest.flatten(spec) if leaf is not None]
+
+
+def _with_rows(parts: Sequence[Sequence[Any]], sizes: tf.Tensor, place: int) -> list[list[Any]]:
+    """Gives each part without rows the first row of the first part here, or zeros if that has none.
+
+    A batch without rows stays as it is.
+
+    Args:
+        parts: the leaves of each part.
+        sizes: the rows of all replicas.
+        place: the number of this process' first replica.
+    """
     some = tf.reduce_sum(sizes) > 0
 
     def with_row(leaf: Any, first: Any, empty: Any) -> Any:
@@ -113,10 +162,10 @@ def _with_rows(parts: Sequence[Sequence[Any]], sizes: tf.Tensor) -> list[list[An
 
     return [
         [
-            with_row(leaf, first, tf.logical_and(some, tf.equal(sizes[place], 0)))
+            with_row(leaf, first, tf.logical_and(some, tf.equal(sizes[replica], 0)))
             for leaf, first in zip(part, parts[0], strict=True)
         ]
-        for place, part in enumerate(parts)
+        for replica, part in enumerate(parts, place)
     ]
 
 
@@ -142,14 +191,31 @@ def _distributed(function: Any) -> dict[int, Any]:
     return {key: each for key, each in found.items() if isinstance(each, tf.distribute.DistributedValues)}
 
 
-def _is_in_parts(variable: Any) -> bool:
-    """Whether each replica holds a part of a variable."""
+def is_in_parts(variable: Any) -> bool:
+    """Whether each replica holds a part of a variable with copies."""
     on_read = variable.synchronization == tf.VariableSynchronization.ON_READ
     return bool(on_read and variable.aggregation == tf.VariableAggregation.SUM)
 
 
-class PartitionedProgram(Program):
-    """A model's train or test step, partitioned over the replicas.
+class _BetweenWorkers:
+    """What the processes of a job do together, by dtrain's collective calls."""
+
+    def __init__(self, calls: Any) -> None:
+        self._calls = calls
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """As `ProcessCommunication.all_reduce`."""
+        found: list[tf.Tensor] = self._calls.sums(tensors)
+        return found
+
+    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """As `ProcessCommunication.all_gather`."""
+        found: list[tf.Tensor] = self._calls.gather(tensors)
+        return found
+
+
+class SingleProgram(Program):
+    """A model's train or test step as one device runs it, on the whole batch.
 
     Args:
         model: a compiled Keras model under a strategy of dtrain's.
@@ -165,18 +231,6 @@ class PartitionedProgram(Program):
         self._name = "train_step" if training else "test_step"
         # The results of Keras' own steps are computed once, after the last step of a call.
         self.stock = step_is_stock(model, self._name)
-        self._steps: dict[str, DividedFunction] = {}
-        self._step: DividedFunction | None = None
-        self._results: DividedFunction | None = None
-
-    def prepare(self, spec: Any) -> None:
-        """As `Program.prepare`: traces the step and the metrics' results, and divides both."""
-        spec = map_leaves(lambda leaf: None if isinstance(leaf, tf.OptionalSpec) else leaf, spec)
-        key = str(spec)
-        if key not in self._steps:
-            self._steps[key] = self._divided(self._stock_step, spec)
-            self._results = self._divided(lambda _: self._model.get_metrics_result(), None)
-        self._step = self._steps[key]
 
     @property
     def findings(self) -> dict[str, Any] | None:
@@ -187,6 +241,32 @@ class PartitionedProgram(Program):
     def findings(self, found: dict[str, Any]) -> None:
         del found
 
+    def _stock_step(self, batch: Any) -> Any:
+        step = getattr(self._model, self._name)
+        if not self.stock:
+            return step(batch)
+        with silent_results(self._model):
+            return step(batch)
+
+
+class PartitionedProgram(SingleProgram):
+    """The step, partitioned over the replicas."""
+
+    def __init__(self, model: Any, layout: ReplicaLayout, *, training: bool) -> None:
+        super().__init__(model, layout, training=training)
+        self._steps: dict[str, DividedFunction] = {}
+        self._step: DividedFunction | None = None
+        self._results: DividedFunction | None = None
+
+    def prepare(self, spec: Any) -> None:
+        """As `Program.prepare`: traces the step and the metrics' results, and divides both."""
+        spec = without_optional_specs(spec)
+        key = str(spec)
+        if key not in self._steps:
+            self._steps[key] = self._divided(self._stock_step, spec)
+            self._results = self._divided(lambda _: self._model.get_metrics_result(), None)
+        self._step = self._steps[key]
+
     def run(self, parts: Sequence[Any], total: Any, phase: str | None = None) -> tuple[Any, Any]:
         """As `Program.run`."""
         del total, phase
@@ -195,13 +275,6 @@ class PartitionedProgram(Program):
     def results(self) -> Any:
         """The metrics over all steps since they were reset."""
         return prepared(self._results)([])
-
-    def _stock_step(self, batch: Any) -> Any:
-        step = getattr(self._model, self._name)
-        if not self.stock:
-            return step(batch)
-        with silent_results(self._model):
-            return step(batch)
 
     def _divided(self, function: Callable[..., Any], spec: Any) -> DividedFunction:
         return DividedFunction(function, spec, self._model.distribute_strategy, self._layout)

@@ -352,3 +352,8 @@ def map_leaves(function: Any, nest: Any) -> Any:
 def without_optionals(batch: Any) -> Any:
     """A batch with None for every Optional; Keras passes a generator's None as an empty Optional."""
     return map_leaves(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, batch)
+
+
+def without_optional_specs(spec: Any) -> Any:
+    """The spec of `without_optionals`."""
+    return map_leaves(lambda leaf: None if isinstance(leaf, tf.OptionalSpec) else leaf, spec)

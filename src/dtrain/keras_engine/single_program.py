@@ -30,10 +30,14 @@ _PUBLIC = (
 
 @contextlib.contextmanager
 def making_variables(strategy: Any) -> Iterator[None]:
-    """A context, outside of any function, in which a single program's variables are made under a strategy."""
+    """A context in which a single program's variables are made under a strategy.
+
+    A function that is traced needs it inside and outside: layers leave the function to make variables, and
+    metrics do not. A variable with an initial value of the function's is left to TensorFlow.
+    """
 
     def make(create: Callable[..., Any], **given: Any) -> Any:
-        if not single_program() or not tf.executing_eagerly():
+        if not single_program() or tf.is_symbolic_tensor(given.get("initial_value")):
             return create(**given)
         with under_strategy(strategy):
             return tf.Variable(**{name: given[name] for name in _PUBLIC if given.get(name) is not None})

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.cluster.secret import on_loopback
+from dtrain.errors import StepError
 from dtrain.keras_engine import host_writes
 from dtrain.keras_engine.context import reported_replicas, single_program, updating_locally
 from dtrain.keras_engine.hook import install
@@ -104,7 +105,17 @@ class ReplicaRunner:
         kwargs: Mapping[str, Any] | None = None,
         options: Any = None,
     ) -> Any:
-        """As `tf.distribute.Strategy.run`; inside a graph, a `tf.function` becomes part of that graph."""
+        """As `tf.distribute.Strategy.run`; inside a graph, a `tf.function` becomes part of that graph.
+
+        Raises:
+            StepError: it is called inside a step of `fit`, which is divided over the replicas already.
+        """
+        if single_program():
+            raise StepError(
+                "strategy.run was called inside a step of fit, evaluate or predict, which the replicas "
+                "compute together already.",
+                hint="compute with the whole batch, as on one device; strategy.run is for a loop of your own",
+            )
         if is_tf_function(fn) and functions.compiled_by_xla(fn) and self._weights_are_elsewhere():
             logger.warning(
                 "jit_compile=True was set for a replica function, but what XLA compiles reads weights on its "
@@ -166,7 +177,14 @@ class LocalUpdates:
         return super().update(var, fn, args, kwargs, group)  # type: ignore[misc]
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        return made_replicated(super()._create_variable(next_creator, **kwargs))  # type: ignore[misc]
+        made = made_replicated(super()._create_variable(next_creator, **kwargs))  # type: ignore[misc]
+        self.dtrain_variables[id(made)] = made
+        return made
+
+    @functools.cached_property
+    def dtrain_variables(self) -> weakref.WeakValueDictionary[int, Any]:
+        """The strategy's variables, by their ids: TensorFlow's variables have no hashes."""
+        return weakref.WeakValueDictionary()
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str | None, primary_var: Any, **kwargs: Any
