@@ -15,11 +15,12 @@ from tests.programs.registry import Listed
 
 from .harness import LIMITS, ROOT
 
-# The ways in which the engine treats a program: Keras' own step on one replica, several replicas in a process
-# (with a copy of the weights for each, or with one), workers that exchange values, a chief with servers.
+# The ways in which the engine treats a program: Keras' own step on one replica, one program that is divided,
+# replicas in a process that share the weights, workers that exchange values, a chief with servers.
 GROUPS = (
     ("one_device",),
-    ("mirrored", "partitioned", "central_storage"),
+    ("mirrored",),
+    ("central_storage",),
     ("multi_worker",),
     ("parameter_server",),
 )
@@ -29,11 +30,11 @@ CYCLE = (
     "multi_worker",
     "central_storage",
     "parameter_server",
-    "partitioned",
+    "mirrored",
     "multi_worker",
     "central_storage",
     "parameter_server",
-    "partitioned",
+    "mirrored",
     "multi_worker",
 )
 # It also runs under the first of these that is of another group; one replica takes a third of others' time.

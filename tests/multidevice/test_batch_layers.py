@@ -53,8 +53,22 @@ def fitted(strategy: Any, inner: Callable[[], list[Any]], *callbacks: Any) -> tu
     return [*(np.array(w) for w in model.weights), *map(np.array, history.history.values())], said
 
 
-def two_replicas() -> Any:
+def partitioned() -> Any:
+    """Divides one program."""
     return dtrain.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def in_replicas() -> Any:
+    """Runs the step on each replica."""
+    return dtrain.CentralStorageStrategy(["CPU:0", "CPU:1"])
+
+
+def assert_as_on_one_device(inner: Callable[[], list[Any]], *callbacks: Any) -> None:
+    found, said = fitted(partitioned(), inner, *callbacks)
+    assert not said
+    expected, _ = fitted(None, inner, *callbacks)
+    for one, two in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, two, rtol=2e-4, atol=1e-6)
 
 
 def counts(layer: Own, x: Any) -> Any:
@@ -75,7 +89,8 @@ def keeps_a_row(layer: Own, x: Any) -> Any:
 @pytest.mark.parametrize(("function", "name"), [(counts, "count"), (sums, "vector"), (keeps_a_row, "vector")])
 def test_what_replicas_cannot_write_is_an_error(function: Any, name: str) -> None:
     with pytest.raises(StepError, match=f"A layer writes the variable '.*{name}' from its examples"):
-        fitted(two_replicas(), lambda: [Own(function)])
+        fitted(in_replicas(), lambda: [Own(function)])
+    assert_as_on_one_device(lambda: [Own(function)])
 
 
 def largest(layer: Own, x: Any) -> Any:
@@ -129,8 +144,24 @@ class Functional(keras.Model):  # type: ignore[misc]
     ids=["written", "centred", "lambda", "behind dropout", "operation", "Keras' own", "each with each"],
 )
 def test_what_a_part_of_the_batch_changes_is_said(inner: Any, about: str) -> None:
-    _, said = fitted(two_replicas(), inner)
+    _, said = fitted(in_replicas(), inner)
     assert len(said) == 1 and about in said[0]
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        lambda: [Own(largest)],
+        lambda: [Own(centred)],
+        lambda: [keras.layers.Lambda(minus_mean)],
+        lambda: [Functional()],
+        lambda: [keras.layers.UnitNormalization(axis=0)],
+        lambda: [keras.layers.Lambda(like_others)],
+    ],
+    ids=["written", "centred", "lambda", "operation", "Keras' own", "each with each"],
+)
+def test_one_program_mixes_the_examples_of_the_whole_batch(inner: Any) -> None:
+    assert_as_on_one_device(inner)
 
 
 def steps_and_mean(layer: Own, x: Any) -> Any:
@@ -157,11 +188,9 @@ def of_all_replicas(layer: Own, x: Any) -> Any:
     ids=["a mean", "of all replicas", "each row", "transposed"],
 )
 def test_what_equals_one_device_is_not_said_to_differ(inner: Any) -> None:
-    found, said = fitted(two_replicas(), inner)
+    _, said = fitted(in_replicas(), inner)
     assert not said
-    expected, _ = fitted(None, inner)
-    for one, two in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, two, rtol=2e-4, atol=1e-6)
+    assert_as_on_one_device(inner)
 
 
 def weighted_sum(layer: Own, x: Any) -> Any:
@@ -180,14 +209,11 @@ def test_a_sum_whose_weight_is_0_at_first() -> None:
     def grown(epoch: int, logs: Any) -> None:
         layers[0].scalar.assign(0.01 * epoch)
 
-    found, _ = fitted(two_replicas(), inner, keras.callbacks.LambdaCallback(on_epoch_begin=grown))
-    expected, _ = fitted(None, inner, keras.callbacks.LambdaCallback(on_epoch_begin=grown))
-    for one, two in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, two, rtol=2e-4, atol=1e-6)
+    assert_as_on_one_device(inner, keras.callbacks.LambdaCallback(on_epoch_begin=grown))
 
 
 def test_a_layer_that_mixes_in_training_only_is_not_said_to_mix_in_evaluation() -> None:
-    with two_replicas().scope():
+    with in_replicas().scope():
         model = keras.Sequential([keras.Input((4,)), Own(centred), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     with warnings.catch_warnings():
@@ -204,7 +230,7 @@ class Ranking(keras.Model):  # type: ignore[misc]
 
 @pytest.mark.parametrize("kind", [Ranking, keras.Model])
 def test_predictions_that_depend_on_the_batch_are_said(kind: Any) -> None:
-    with two_replicas().scope():
+    with in_replicas().scope():
         x = keras.Input((4,))
         model = kind(x, keras.layers.Dense(1)(keras.layers.Lambda(lambda x: 2 * x)(x)))
     with warnings.catch_warnings(record=True) as caught:
@@ -228,5 +254,6 @@ def gated(layer: Own, x: Any) -> Any:
 
 @pytest.mark.parametrize("function", [first_mean, gated])
 def test_what_is_hidden_by_zeros_is_said(function: Any) -> None:
-    _, said = fitted(two_replicas(), lambda: [Own(function)])
+    _, said = fitted(in_replicas(), lambda: [Own(function)])
     assert any(MIXES in line for line in said)
+    assert_as_on_one_device(lambda: [Own(function)])

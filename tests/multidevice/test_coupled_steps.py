@@ -56,6 +56,24 @@ def trained(
     return [*(np.array(w) for w in model.weights), *map(np.array, history.history.values())], said
 
 
+def partitioned() -> Any:
+    """Divides one program."""
+    return dtrain.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def in_replicas() -> Any:
+    """Runs the step on each replica."""
+    return dtrain.CentralStorageStrategy(["CPU:0", "CPU:1"])
+
+
+def assert_as_on_one_device(make: Callable[[], Any], y: Any, **compiled: Any) -> None:
+    found, said = trained(partitioned(), make, y, **compiled)
+    assert not said
+    expected, _ = trained(None, make, y, **compiled)
+    for one, two in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, two, rtol=2e-4, atol=1e-6)
+
+
 def root(errors: Any) -> Any:
     return tf.sqrt(tf.reduce_mean(errors))
 
@@ -84,8 +102,9 @@ def batch_sum(errors: Any) -> Any:
     ids=["root", "product", "first rows", "maximum", "deviation"],
 )
 def test_what_halves_of_a_batch_do_not_give_is_said(loss: Any, shown: Any, about: list[str]) -> None:
-    _, said = trained(dtrain.MirroredStrategy(["CPU:0", "CPU:1"]), lambda: Step(loss, shown), Y)
+    _, said = trained(in_replicas(), lambda: Step(loss, shown), Y)
     assert [line.partition(" is neither")[0] for line in said] == about
+    assert_as_on_one_device(lambda: Step(loss, shown), Y)
 
 
 @pytest.mark.parametrize(
@@ -95,12 +114,9 @@ def test_what_halves_of_a_batch_do_not_give_is_said(loss: Any, shown: Any, about
 )
 def test_means_and_sums_are_said_to_be_nothing_else(loss: Any, shown: Any) -> None:
     """Nor is the norm of the gradients, which are those of the whole batch already."""
-    make = lambda: Step(loss, shown)  # noqa: E731
-    found, said = trained(dtrain.MirroredStrategy(["CPU:0", "CPU:1"]), make, Y)
+    _, said = trained(in_replicas(), lambda: Step(loss, shown), Y)
     assert not said
-    expected, _ = trained(None, make, Y)
-    for one, two in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, two, rtol=2e-4, atol=1e-6)
+    assert_as_on_one_device(lambda: Step(loss, shown), Y)
 
 
 class Noisy(Step):
@@ -128,7 +144,7 @@ def test_random_numbers_hide_no_kind_of_loss(loss: Any, sums: bool, says: bool) 
         made.append(Noisy(loss))
         return made[-1]
 
-    _, said = trained(dtrain.MirroredStrategy(["CPU:0", "CPU:1"]), make, Y)
+    _, said = trained(in_replicas(), make, Y)
     assert made[0].train_function.findings["kinds"][0][0] == sums
     assert ["A loss that train_step differentiates" in line for line in said] == [True, False] * says
 
@@ -168,12 +184,9 @@ def test_a_loss_that_a_layer_adds(loss: Any, says: bool) -> None:
         dense = keras.layers.Dense
         return keras.Sequential([keras.Input((4,)), dense(6, activation="tanh"), Added(loss), dense(1)])
 
-    found, said = trained(dtrain.MirroredStrategy(["CPU:0", "CPU:1"]), make, Y, loss="mse")
+    _, said = trained(in_replicas(), make, Y, loss="mse")
     assert ["model.losses[0]" in line for line in said] == [True] * says
-    if not says:
-        expected, _ = trained(None, make, Y, loss="mse")
-        for one, two in zip(found, expected, strict=True):
-            np.testing.assert_allclose(one, two, rtol=2e-4, atol=1e-6)
+    assert_as_on_one_device(make, Y, loss="mse")
 
 
 def class_balanced(y_true: Any, y_pred: Any) -> Any:
@@ -204,10 +217,7 @@ def test_a_loss_with_weights_by_the_labels_of_others(loss: Any, y: Any) -> None:
         layers = keras.layers
         return keras.Sequential([keras.Input((4,)), layers.Dense(y.shape[1], activation="sigmoid")])
 
-    found, _ = trained(dtrain.MirroredStrategy(["CPU:0", "CPU:1"]), make, y, loss=loss)
-    expected, _ = trained(None, make, y, loss=loss)
-    for one, two in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, two, rtol=2e-4, atol=1e-6)
+    assert_as_on_one_device(make, y, loss=loss)
 
 
 def hardest(y_true: Any, y_pred: Any) -> Any:
@@ -221,7 +231,7 @@ def test_a_loss_that_needs_more_examples_than_a_replica_has() -> None:
 
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(5, drop_remainder=True)
     found = []
-    for strategy in (dtrain.MirroredStrategy(["CPU:0", "CPU:1"]), None):
+    for strategy in (partitioned(), None):
         keras.utils.set_random_seed(1)
         with contextlib.nullcontext() if strategy is None else strategy.scope():
             model = make()

@@ -108,7 +108,7 @@ CENTRAL = pytest.param(dtrain.CentralStorageStrategy, Forward, marks=pytest.mark
 
 @pytest.mark.parametrize(
     ("strategy", "kind"),
-    [*((dtrain.MirroredStrategy, kind) for kind in (Forward, Whole, InCondition)), CENTRAL],
+    [*((dtrain.MirroredStrategy, kind) for kind in (Forward, Whole, InCondition, Queue)), CENTRAL],
 )
 def test_a_function_of_a_step_is_part_of_it(strategy: Any, kind: Any) -> None:
     alone, expected = fitted(tf.distribute.get_strategy(), kind)
@@ -121,4 +121,4 @@ def test_a_function_of_a_step_is_part_of_it(strategy: Any, kind: Any) -> None:
 
 def test_what_a_function_writes_from_examples_is_refused() -> None:
     with pytest.raises(StepError, match="train_step writes the variable 'queue' from its examples"):
-        fitted(dtrain.MirroredStrategy(), Queue)
+        fitted(dtrain.CentralStorageStrategy(["CPU:0", "CPU:1"]), Queue)

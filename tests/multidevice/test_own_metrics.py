@@ -144,14 +144,28 @@ def test_a_variable_that_is_added_by_super() -> None:
     assert (held(doubled.times), float(doubled.result())) == ([2, 2], 2)
 
 
-def test_what_adds_up_is_updated_by_each_replica_with_its_own_examples() -> None:
-    with dtrain.MirroredStrategy().scope():
-        added, largest = Added(), Largest()
-        model = network([added, largest])
-    model.fit(X, Y, 10, verbose=0)
-    assert held(added.count) == [11, 10]
-    assert held(largest.calls) == [3, 3]
-    assert (int(added.count), int(largest.calls)) == (21, 3)
+def test_fit_and_loops_may_update_one_metric() -> None:
+    """In a loop, each replica updates what adds up with its own examples; `fit` updates it as a whole."""
+    strategy = dtrain.MirroredStrategy()
+    data = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((X, Y)).batch(10))
+
+    def loop(metrics: list[Any]) -> None:
+        for batch in data:
+            strategy.run(lambda x, y: [each.update_state(y, x[:, :1]) for each in metrics] and None, batch)
+
+    with strategy.scope():
+        first, second = [Added(), Largest()], [Added(), Largest()]
+        models = [network(first), network(second)]
+    models[0].fit(X, Y, 10, verbose=0)
+    assert [held(v) for v in (first[0].count, first[1].calls)] == [[21, 21], [3, 3]]
+    loop(first)
+    assert [(int(each[0].count), int(each[1].calls)) for each in (first,)] == [(42, 6)]
+    loop(second)
+    assert [held(v) for v in (second[0].count, second[1].calls)] == [[11, 10], [3, 3]]
+    models[1].fit(X, Y, 10, verbose=0)  # which resets them first
+    assert (int(second[0].count), int(second[1].calls)) == (21, 3)
+    loop(second)
+    assert (int(second[0].count), int(second[1].calls)) == (42, 6)
 
 
 def test_weights_that_only_validation_has() -> None:
@@ -167,7 +181,7 @@ def test_mixed_precision() -> None:
         model.fit(X, Y, 10, verbose=0)
     finally:
         keras.mixed_precision.set_global_policy("float32")
-    assert held(added.count) == [11, 10]
+    assert held(added.count) == [21, 21]
     assert held(largest.calls) == [3, 3]
 
 

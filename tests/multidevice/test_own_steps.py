@@ -76,10 +76,22 @@ def alike(make: Callable[[Any], Any], kind: Any = dtrain.MirroredStrategy) -> tu
     return one, two
 
 
-def test_a_step_is_traced_once_for_each_replica_and_once_to_try() -> None:
-    one, _ = trained(dtrain.OneDeviceStrategy("CPU:0"), own_step)
-    two, _ = trained(dtrain.MirroredStrategy(), own_step)
-    assert (TRACES.count(one.name), TRACES.count(two.name)) == (1, 3)
+def in_replicas() -> Any:
+    """A strategy that runs the step on each replica."""
+    return dtrain.CentralStorageStrategy(["CPU:0", "CPU:1"])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "traces"),
+    [
+        (lambda: dtrain.OneDeviceStrategy("CPU:0"), 1),
+        (dtrain.MirroredStrategy, 2),  # once to build the optimizer, and once for any number of replicas
+        (in_replicas, 3),  # once to try, and once for each replica
+    ],
+)
+def test_how_often_a_step_is_traced(strategy: Any, traces: int) -> None:
+    model, _ = trained(strategy(), own_step)
+    assert TRACES.count(model.name) == traces
 
 
 def test_a_step_that_scales_by_the_replicas_is_traced_once_more() -> None:
@@ -89,8 +101,9 @@ def test_a_step_that_scales_by_the_replicas_is_traced_once_more() -> None:
 
         return own_step(strategy, more=more)
 
-    _, two = alike(scaled)
+    _, two = alike(scaled, in_replicas)
     assert TRACES.count(two.name) == 4
+    alike(scaled)
 
 
 class Block(keras.layers.Layer):
@@ -208,7 +221,7 @@ def examples_seen(queue: Any, x: Any, predicted: Any) -> None:
 
 @pytest.mark.parametrize("write", [queue_by_concat, queue_by_place, sums, noisy_queue, examples_seen])
 def test_state_that_replicas_cannot_combine_is_refused_before_training(write: Any) -> None:
-    strategy = dtrain.MirroredStrategy()
+    strategy = in_replicas()
     queue = variable(strategy, np.zeros((32, 6), "float32"), name="feature_queue")
 
     def more(model: Any, x: Any, predicted: Any) -> dict[str, Any]:
@@ -224,8 +237,28 @@ def test_state_that_replicas_cannot_combine_is_refused_before_training(write: An
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("write", [queue_by_concat, queue_by_place, sums, examples_seen])
+def test_state_of_the_whole_batch_is_one_devices(write: Any) -> None:
+    queues: list[Any] = []
+
+    def make(strategy: Any) -> Any:
+        queues.append(variable(strategy, np.zeros((32, 6), "float32"), name="feature_queue"))
+        queue = queues[-1]
+
+        def more(model: Any, x: Any, predicted: Any) -> dict[str, Any]:
+            write(queue, x, predicted)
+            return {"queue": tf.reduce_sum(tf.abs(queue))}
+
+        return own_step(strategy, more=more)
+
+    alike(make)
+    one, two = (each.numpy() for each in queues)
+    np.testing.assert_allclose(one, two, rtol=2e-4, atol=1e-6)
+    assert np.any(one)
+
+
 def test_a_statistic_that_is_no_mean_is_warned_of_and_noise_is_not() -> None:
-    strategy = dtrain.MirroredStrategy()
+    strategy = in_replicas()
     largest = variable(strategy, np.zeros(6, "float32"), name="largest")
     noisy = variable(strategy, np.zeros(6, "float32"), name="noisy_mean")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import keras
@@ -13,12 +12,6 @@ from tests.partitioned_models import MODELS, ROWS, dense, trained
 
 import dtrain
 from dtrain.errors import StepError
-
-
-def partitioned() -> Any:
-    strategy = dtrain.MirroredStrategy()
-    strategy.dtrain_layout = replace(strategy.dtrain_layout, partitioned=True)
-    return strategy
 
 
 def copies_of(made: Any) -> list[Any]:
@@ -33,7 +26,9 @@ def test_a_fit_has_the_numbers_of_one_device(name: str) -> None:
     """Batches of 17 give uneven parts, and leave one row at the end, so a replica has none."""
     one = trained(tf.distribute.get_strategy(), MODELS[name], batch=17, as_dataset=False)
     for as_dataset in (False, True):
-        made, history, scores = trained(partitioned(), MODELS[name], batch=17, as_dataset=as_dataset)
+        made, history, scores = trained(
+            dtrain.MirroredStrategy(), MODELS[name], batch=17, as_dataset=as_dataset
+        )
         for key, values in one[1].items():
             np.testing.assert_allclose(history[key], values, rtol=2e-4, atol=1e-5, err_msg=key)
         np.testing.assert_allclose(scores, one[2], rtol=2e-4, atol=1e-5)
@@ -46,6 +41,31 @@ def test_a_fit_has_the_numbers_of_one_device(name: str) -> None:
                 np.testing.assert_array_equal(copy.numpy(), variable.values[0].numpy(), variable.name)
 
 
+def recurrent() -> Any:
+    body = [keras.layers.Reshape((3, 2)), keras.layers.LSTM(5), keras.layers.Dense(1)]
+    made = keras.Sequential([keras.Input((6,)), *body])
+    made.compile(keras.optimizers.Adam(0.01, global_clipnorm=0.1), "mse", metrics=["mae"])
+    return made
+
+
+@pytest.mark.parametrize("make", [MODELS["dropout_and_metrics"], recurrent])
+def test_xla_has_the_numbers_of_one_device_with_xla(make: Any) -> None:
+    """Dropout in XLA draws other numbers than without, and the same on any number of devices."""
+
+    def compiled() -> Any:
+        made = make()
+        made.jit_compile = True
+        return made
+
+    one = trained(tf.distribute.get_strategy(), compiled, batch=17, as_dataset=False)
+    made, history, scores = trained(dtrain.MirroredStrategy(), compiled, batch=17, as_dataset=False)
+    for key, values in one[1].items():
+        np.testing.assert_allclose(history[key], values, rtol=2e-4, atol=1e-5, err_msg=key)
+    np.testing.assert_allclose(scores, one[2], rtol=2e-4, atol=1e-5)
+    for found, expected in zip(made.get_weights(), one[0].get_weights(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
+
+
 def test_normalization_that_is_not_synchronized_uses_each_replicas_rows() -> None:
     def make() -> Any:
         body = [dense(6, 8), keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(1)]
@@ -53,8 +73,9 @@ def test_normalization_that_is_not_synchronized_uses_each_replicas_rows() -> Non
         made.compile(keras.optimizers.SGD(0.05), "mse")
         return made
 
-    by_replica = trained(dtrain.MirroredStrategy(), make, batch=17, as_dataset=False)
-    found = trained(partitioned(), make, batch=17, as_dataset=False)
+    in_replicas = dtrain.CentralStorageStrategy(["CPU:0", "CPU:1"])  # which runs the step on each
+    by_replica = trained(in_replicas, make, batch=17, as_dataset=False)
+    found = trained(dtrain.MirroredStrategy(), make, batch=17, as_dataset=False)
     for value, expected in zip(found[0].get_weights(), by_replica[0].get_weights(), strict=True):
         np.testing.assert_allclose(value, expected, rtol=2e-4, atol=1e-6)
     np.testing.assert_allclose(found[1]["loss"], by_replica[1]["loss"], rtol=2e-4)
@@ -78,14 +99,14 @@ def test_what_ran_eagerly_goes_on_traced() -> None:
         return made, scores
 
     one, expected = trained_in_turns(tf.distribute.get_strategy())
-    made, scores = trained_in_turns(partitioned())
+    made, scores = trained_in_turns(dtrain.MirroredStrategy())
     np.testing.assert_allclose(scores, expected, rtol=2e-4)
     for found, weight in zip(made.get_weights(), one.get_weights(), strict=True):
         np.testing.assert_allclose(found, weight, rtol=2e-4, atol=1e-6)
 
 
 def test_strategy_run_inside_a_step_says_what_to_do_instead() -> None:
-    strategy = partitioned()
+    strategy = dtrain.MirroredStrategy()
 
     class Nested(keras.Model):  # type: ignore[misc]
         def train_step(self, data: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import keras
@@ -98,7 +97,6 @@ def test_predict_has_the_outputs_of_one_device(name: str) -> None:
     for rows, as_dataset in ((ROWS, False), (ROWS, True), (1, False)):
         one = predicted(tf.distribute.get_strategy(), MODELS[name], rows, as_dataset=as_dataset)
         strategy = dtrain.MirroredStrategy()
-        strategy.dtrain_layout = replace(strategy.dtrain_layout, partitioned=True)
         found = predicted(strategy, MODELS[name], rows, as_dataset=as_dataset)
         assert len(found) == len(one)
         for value, expected in zip(found, one, strict=True):

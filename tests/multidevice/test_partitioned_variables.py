@@ -71,6 +71,16 @@ def looked_up(variable: tf.Variable, rows: tf.Tensor) -> tf.Tensor:
 
 
 @case
+def in_one_branch_of_two(variable: tf.Variable, rows: tf.Tensor) -> tf.Tensor:
+    tf.cond(
+        variable[0, 0] > 0.5,
+        lambda: variable.assign_sub(variable * 0.5)[0, 0],
+        lambda: variable.assign_add(tf.zeros([4, 2]) + tf.reduce_sum(rows, 0))[0, 0],
+    )
+    return variable * 2.0
+
+
+@case
 def in_branches_and_loops(variable: tf.Variable, rows: tf.Tensor) -> tf.Tensor:
     total = tf.reduce_sum(rows)
     tf.cond(total > 0.0, lambda: variable.assign_add(tf.fill([4, 2], total)), lambda: variable.value())
@@ -83,12 +93,20 @@ def in_branches_and_loops(variable: tf.Variable, rows: tf.Tensor) -> tf.Tensor:
 
 
 def on_replicas(
-    function: Function, rows: np.ndarray, sizes: list[int], *, in_parts: bool
+    function: Function, rows: np.ndarray, sizes: list[int], held: str
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """The copies of the variable after the function, and its outputs."""
+    """The copies of the variable after the function, and its outputs.
+
+    Args:
+        function: the function.
+        rows: what it is given.
+        sizes: the rows of each replica.
+        held: whether the replicas have "copies" or "parts" of the variable, or one variable is "shared".
+    """
     variable = tf.Variable(START)
     number = len(sizes)
-    copies = [tf.Variable(START if place == 0 or not in_parts else 0 * START) for place in range(number)]
+    copies = [tf.Variable(START if place == 0 or held == "copies" else 0 * START) for place in range(number)]
+    copies = [variable] if held == "shared" else copies
     concrete = tf.function(lambda rows: function(variable, rows), autograph=False).get_concrete_function(
         tf.TensorSpec([None, 2])
     )
@@ -98,7 +116,7 @@ def on_replicas(
         Replicas(number, number),
         some_idle=0 in sizes,
         copies=lambda captured: [copy.handle for copy in copies],
-        in_parts=lambda captured: in_parts,
+        in_parts=lambda captured: held == "parts",
     )
     parts = np.split(rows, np.cumsum(sizes)[:-1])
     parts = [part if len(part) else rows[-1:] for part in parts]
@@ -108,15 +126,15 @@ def on_replicas(
 
 
 @pytest.mark.parametrize("sizes", [[5], [3, 2], [2, 0, 3], [4, 1, 0]], ids=str)
-@pytest.mark.parametrize("in_parts", [False, True], ids=["copies", "parts"])
+@pytest.mark.parametrize("held", ["copies", "parts", "shared"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_variable_has_the_value_of_one_device(name: str, in_parts: bool, sizes: list[int]) -> None:
+def test_a_variable_has_the_value_of_one_device(name: str, held: str, sizes: list[int]) -> None:
     rows = np.random.default_rng(0).uniform(0, 4, [5, 2]).astype("float32")
     variable = tf.Variable(START)
     outputs_of_one = tf.nest.flatten(tf.function(CASES[name], autograph=False)(variable, tf.constant(rows)))
     right = variable.numpy()
-    copies, outputs = on_replicas(CASES[name], rows, sizes, in_parts=in_parts)
-    if in_parts:
+    copies, outputs = on_replicas(CASES[name], rows, sizes, held)
+    if held == "parts":
         np.testing.assert_allclose(sum(copies), right, rtol=2e-5)
     else:
         for copy in copies:
@@ -132,7 +150,7 @@ def test_a_change_that_no_sum_of_parts_can_follow_is_an_error() -> None:
 
     rows = np.ones([4, 2], "float32")
     with pytest.raises(StepError, match="each replica holds a part"):
-        on_replicas(multiplied, rows, [2, 2], in_parts=True)
+        on_replicas(multiplied, rows, [2, 2], "parts")
 
 
 @pytest.mark.parametrize("sizes", [[3, 2], [2, 0, 3]], ids=str)
@@ -153,7 +171,7 @@ def test_a_local_region_sees_its_replicas_rows_only(sizes: list[int]) -> None:
         return found, *tape.gradient(loss, [rows, scale])
 
     rows = np.random.default_rng(0).normal(size=[5, 2]).astype("float32")
-    copies, (found, of_rows, of_scale) = on_replicas(normalized, rows, sizes, in_parts=False)
+    copies, (found, of_rows, of_scale) = on_replicas(normalized, rows, sizes, "copies")
     expected, gradient, total = [], [], np.zeros(2)
     for part in (each for each in np.split(rows, np.cumsum(sizes)[:-1]) if len(each)):
         centred = part - part.mean(0)

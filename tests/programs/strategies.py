@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +32,6 @@ STRATEGIES: dict[str, Layout] = {
     "default": Layout(1, 1, lambda api: api.get_strategy()),
     "one_device": Layout(1, 1, lambda api: api.OneDeviceStrategy("/cpu:0")),
     "mirrored": Layout(1, 2, lambda api: api.MirroredStrategy()),
-    "partitioned": Layout(1, 2, lambda api: partitioned(api)),
     "central_storage": Layout(1, 2, lambda api: api.CentralStorageStrategy(CPUS, "/cpu:0")),
     "multi_worker": Layout(2, 1, lambda api, **how: api.MultiWorkerMirroredStrategy(**how)),
     "parameter_server": Layout(1, 1, lambda api: api.ParameterServerStrategy(), ONE_WORKER_TWO_SERVERS),
@@ -41,16 +40,8 @@ STRATEGIES: dict[str, Layout] = {
 # What two replicas cannot show, such as the order of a sum; the contract is not run for these.
 LAYOUTS: dict[str, Layout] = STRATEGIES | {
     "three_devices": Layout(1, 3, lambda api: api.MirroredStrategy()),
-    "partitioned_three": Layout(1, 3, lambda api: partitioned(api)),
     "three_workers": Layout(3, 1, lambda api, **how: api.MultiWorkerMirroredStrategy(**how)),
 }
-
-
-def partitioned(api: Any) -> Any:
-    """A `MirroredStrategy` whose steps are traced once and partitioned; no user can choose this yet."""
-    strategy = api.MirroredStrategy()
-    strategy.dtrain_layout = replace(strategy.dtrain_layout, partitioned=True)
-    return strategy
 
 
 def api(engine: str) -> Any:

@@ -67,8 +67,8 @@ class Comparison:
         return replace(self, programs=tuple(name for name in self.programs if name in asked))
 
 
-# TensorFlow's own, of which one device is compared as `one_device`; and what the base has not.
-_NOT_COMPARED = ("default", "partitioned")
+# TensorFlow's own, of which one device is compared as `one_device`.
+_NOT_COMPARED = ("default",)
 
 
 def comparisons(*, long: bool) -> list[Comparison]:

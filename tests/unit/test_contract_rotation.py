@@ -54,7 +54,7 @@ def test_a_programs_place_follows_from_its_name_alone() -> None:
     made = Listed("fit_numpy_shuffled", "program", Path("other.py"), "another digest")
     assert [strategies_of(made, place) for place in (0, 1, 2)] == [
         ("parameter_server", "one_device"),
-        ("partitioned", "one_device"),
+        ("mirrored", "one_device"),
         ("multi_worker", "one_device"),
     ]
 

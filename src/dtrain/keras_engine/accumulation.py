@@ -23,6 +23,7 @@ from dtrain.upstream import tensorflow as upstream_tf
 
 ADD, UPDATE = "add", "update"
 GROUP = "group"  # all micro-batches of one update or of several
+PARTS = "parts"  # any micro-batches, in a partitioned step
 
 
 class MicroBatchSums(LocalState):
@@ -60,14 +61,16 @@ class MicroBatchSums(LocalState):
             grouped: whether all micro-batches of an update may run in one call.
 
         Returns:
-            `ADD` or `UPDATE` with a number of micro-batches, or `GROUP` with a number of updates. The phase
-            is None where every micro-batch is all-reduced.
+            `ADD`, `UPDATE` or `PARTS` with a number of micro-batches, or `GROUP` with a number of updates.
+            The phase is None where every micro-batch is all-reduced.
         """
         if not self._open:
             return None, most
         if self._whole:
             self._everywhere(self._keep_one)()
             self._whole = False
+        if self._layout.partitioned:
+            return PARTS, most
         steps = self._optimizer.gradient_accumulation_steps
         done = int(upstream_keras.iterations_of(self._optimizer).numpy()) % steps
         if grouped and done == 0 and most >= steps:
@@ -77,7 +80,7 @@ class MicroBatchSums(LocalState):
     def note(self, phase: str | None, steps: int) -> None:
         """Notes the phase that has just run."""
         if phase is not None and steps:
-            self._empty = phase != ADD
+            self._empty = phase not in (ADD, PARTS)
 
     def close(self) -> None:
         """All-reduces the partial sums, so that every replica holds the total. All workers must call it."""

@@ -22,6 +22,7 @@ from dtrain.keras_engine.local_steps import LocalProgram
 from dtrain.keras_engine.loop import loop_of
 from dtrain.keras_engine.noted_function import NotedFunction
 from dtrain.keras_engine.operation import operation
+from dtrain.keras_engine.own_steps import OwnSteps
 from dtrain.keras_engine.partitioned_predict import PartitionedPredict
 from dtrain.keras_engine.partitioned_steps import PartitionedProgram, traced_as_one_device
 from dtrain.keras_engine.predict_function import OneReplicaPredict, PredictFunction
@@ -81,7 +82,7 @@ def build(model: Any, spec: Any) -> None:
     if upstream_keras.strategy_of(model) is not None:
         check_model(model)
     layout = layout_of(model.distribute_strategy)
-    if layout is not None and layout.partitioned and spec is not None:
+    if layout is not None and (layout.partitioned or layout.replicas == 1) and spec is not None:
         _build_as_one_device(model, spec)
         return
     with model.distribute_strategy.scope():
@@ -251,6 +252,8 @@ def _program(model: Any, layout: ReplicaLayout, *, training: bool) -> Any:
     if layout.replicas == 1:
         return LocalProgram(model, training=training)
     if layout.partitioned and not (model.run_eagerly and layout.workers > 1):
+        if training and layout.average_every:
+            return OwnSteps(model, layout, training=True)
         return (EagerProgram if model.run_eagerly else PartitionedProgram)(model, layout, training=training)
     return StepProgram(
         model,

@@ -367,10 +367,9 @@ def _local_state(model: Any, callbacks: list[Any], layout: ReplicaLayout, *, sum
         # A callback of another `fit` of this model may have called this `fit`: average what that one holds.
         loop_of(model).local.close()
         return WeightAverages(model, layout, callbacks)
-    if layout.partitioned:
-        return LocalState()
     accumulates = bool(getattr(model.optimizer, "gradient_accumulation_steps", None))
-    if sums and accumulates and can_sum_locally(model, layout) and step_is_stock(model, "train_step"):
+    divisible = layout.partitioned or step_is_stock(model, "train_step")
+    if sums and accumulates and can_sum_locally(model, layout) and divisible:
         return MicroBatchSums(model.optimizer, model.distribute_strategy, layout)
     return LocalState()
 

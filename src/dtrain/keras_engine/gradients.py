@@ -14,7 +14,15 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.errors import ConfigurationError, StepError
-from dtrain.keras_engine.context import ReplicaStep, all_reduce_sum, current_step, local_update, variable_ids
+from dtrain.keras_engine.context import (
+    ReplicaStep,
+    ThreadValue,
+    all_reduce_sum,
+    current_step,
+    local_update,
+    variable_ids,
+)
+from dtrain.keras_engine.gradient_marks import GradientMarks, gradient_marks
 from dtrain.keras_engine.protocol import ReplicaLayout, current_layout
 from dtrain.keras_engine.row_gradients import Lookups
 from dtrain.keras_engine.rows import as_tensor
@@ -35,7 +43,10 @@ def gradient(
     unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
 ) -> Any:
     """The replacement of `tf.GradientTape.gradient`."""
-    step = current_step()
+    step, marks = current_step(), gradient_marks()
+    if marks is not None and _has_variables(sources):
+        found = original(self, target, sources, output_gradients, unconnected_gradients)
+        return _marked(marks, found, sources)
     if step is None or not step.training or not _has_variables(sources):
         return _by_parts(original, self, target, sources, output_gradients, unconnected_gradients)
     point = step.next_point()
@@ -50,6 +61,15 @@ def gradient(
     for i, gradient in zip(mine, whole, strict=True):
         flat[i] = gradient
     step.reduced |= variable_ids(variables)
+    return tf.nest.pack_sequence_as(found, flat) if tf.nest.is_nested(found) else flat[0]
+
+
+def _marked(marks: GradientMarks, found: Any, sources: Any) -> Any:
+    """The gradients that a tape has given, of which those of variables are marked."""
+    flat, each = tf.nest.flatten(found), tf.nest.flatten(sources)
+    mine = [i for i, source in enumerate(each) if _is_variable(source)]
+    for i, gradient in zip(mine, marks.mark([flat[i] for i in mine], [each[i] for i in mine]), strict=True):
+        flat[i] = gradient
     return tf.nest.pack_sequence_as(found, flat) if tf.nest.is_nested(found) else flat[0]
 
 
@@ -103,15 +123,28 @@ class LocalStep(AllReduceStep):
         """As `AllReduceStep`.
 
         Raises:
-            ConfigurationError: it is another optimizer, whose state would stay different on each replica.
+            ConfigurationError: as `check_averaged`.
         """
-        if optimizer is not self._optimizer:
-            raise ConfigurationError(
-                f"Local SGD averages the state of the optimizer that the model was compiled with, and "
-                f"train_step applies another one, {optimizer.name!r}.",
-                hint="apply model.optimizer alone, or leave out gradient_hook",
-            )
+        check_averaged(optimizer, self._optimizer)
         return super().gradients_to_apply(optimizer, gradients, variables)
+
+
+averaged_optimizer: ThreadValue[Any] = ThreadValue(None)
+"""The only optimizer that a step of local SGD may apply, since only its state is averaged; None elsewhere."""
+
+
+def check_averaged(optimizer: Any, averaged: Any) -> None:
+    """Checks that a step of local SGD applies only the optimizer whose state is averaged.
+
+    Raises:
+        ConfigurationError: it is another optimizer, whose state would stay different on each replica.
+    """
+    if optimizer is not averaged:
+        raise ConfigurationError(
+            f"Local SGD averages the state of the optimizer that the model was compiled with, and "
+            f"train_step applies another one, {optimizer.name!r}.",
+            hint="apply model.optimizer alone, or leave out gradient_hook",
+        )
 
 
 class SparseGradients(Exception):  # noqa: N818

@@ -292,7 +292,7 @@ def add_variable(original: Callable[..., Any], self: Any, /, *args: Any, **kwarg
     A user's own metric starts with equal values on all replicas, until it is known whether it is additive.
     """
     layout = current_layout()
-    if layout is None or layout.partitioned:
+    if layout is None:
         return original(self, *args, **kwargs)
     aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA if is_own_metric(self) else None
     return upstream_keras.made_in_parts(lambda: original(self, *args, **kwargs), aggregation)

@@ -22,7 +22,8 @@ from dtrain.keras_engine.context import (
     single_program,
     updating_locally,
 )
-from dtrain.keras_engine.gradients import on_present, sum_gradients
+from dtrain.keras_engine.gradient_marks import gradient_marks
+from dtrain.keras_engine.gradients import averaged_optimizer, check_averaged, on_present, sum_gradients
 from dtrain.keras_engine.protocol import (
     check_optimizer_left_out,
     check_same_strategy,
@@ -94,10 +95,17 @@ def _as_keras(original: Callable[..., Any], optimizer: Any, grads: list[Any], va
 
 def _in_single_program(original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: Any) -> Any:
     """In a step that is partitioned: Keras' own update, of variables that were made under the strategy."""
-    own = upstream_keras.strategy_of_optimizer(optimizer)
+    own, averaged = upstream_keras.strategy_of_optimizer(optimizer), averaged_optimizer()
+    if averaged is not None:
+        check_averaged(optimizer, averaged)
     if variables is not None and not optimizer.built and layout_of(own) is not None:
         with under_strategy(own):
             optimizer.build(variables)
+    marks = gradient_marks()
+    if marks is not None:
+        grads = marks.mark(
+            grads, upstream_keras.trainable_variables_of(optimizer) if variables is None else variables
+        )
     return original(optimizer, grads, variables)
 
 

@@ -17,7 +17,14 @@ import keras
 import tensorflow as tf
 
 from dtrain.errors import CompilationError, StepError
-from dtrain.keras_engine.context import ReplicaStep, ThreadValue, block_workers, current_step, gathered
+from dtrain.keras_engine.context import (
+    ReplicaStep,
+    ThreadValue,
+    block_workers,
+    current_step,
+    gathered,
+    single_program,
+)
 from dtrain.keras_engine.metric_arguments import Arguments, Number, Rows
 from dtrain.keras_engine.metric_trial import calls_are_additive, is_additive
 from dtrain.keras_engine.protocol import current_layout, in_replica, layout_of
@@ -94,12 +101,26 @@ def make_update(original: Callable[..., Any]) -> Callable[..., Any]:
             return own(self, *args, **kwargs)
         if in_replica():
             return update(own, self, args, kwargs)
+        if single_program():
+            _update_whole(self)
         if block_workers() > 1:
             _warn_of_workers(self, args, kwargs)
         with inside_update.set(True):
             return own(self, *args, **kwargs)
 
     return update_state
+
+
+def _update_whole(metric: Any) -> None:
+    """Notes that a metric is updated with the whole batch, so that all replicas hold its variables alike.
+
+    One that a loop of the user's own has updated before may be held in parts, which is right, too.
+    """
+    known = _known.setdefault(metric, _Finding())
+    if known.is_additive is None:
+        known.is_additive = False
+        for variable in metric.variables:
+            _hold_alike(variable)
 
 
 def _is_additive(metric: Any, arguments: Arguments) -> bool:

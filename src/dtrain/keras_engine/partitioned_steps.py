@@ -11,11 +11,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.keras_engine.accumulation import PARTS
+from dtrain.keras_engine.gradient_marks import GradientMarks, gradient_marks
+from dtrain.keras_engine.gradients import sum_gradients
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.rows import (
     batch_rows,
     is_dense,
     joined_rows,
+    present_leaves,
     without_optional_specs,
     without_optionals,
 )
@@ -25,6 +29,7 @@ from dtrain.partition.emission import OneProcess, ProcessCommunication
 from dtrain.partition.layouts import REPLICATED, Layout
 from dtrain.partition.partition import Partitioned, by_batch
 from dtrain.partition.replicas import Replicas
+from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
 
@@ -36,29 +41,46 @@ class DividedFunction:
         spec: the spec of the whole batch, without Optionals.
         strategy: the strategy of the variables that the function uses.
         layout: how the strategy's replicas are distributed.
+        in_parts: variables of which each replica holds a part for now, beside those that are made so.
+        compiled: whether XLA compiles it.
     """
 
-    def __init__(self, function: Callable[..., Any], spec: Any, strategy: Any, layout: ReplicaLayout) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        spec: Any,
+        strategy: Any,
+        layout: ReplicaLayout,
+        *,
+        in_parts: Sequence[Any] = (),
+        compiled: bool = False,
+    ) -> None:
+        self._compiled = compiled
         self._replicas, self._first = layout.replicas, layout.first_replica
-        calls = getattr(strategy.extended, "dtrain_calls", None)
-        self._between: ProcessCommunication = OneProcess() if calls is None else _BetweenWorkers(calls)
-        leaves = _leaves(spec)
+        self._between = between_workers(strategy)
+        leaves = present_leaves(spec)
         rows = [leaf.shape[0] for leaf in leaves if leaf.shape.rank]
         self._some_idle = not rows or rows[0] is None or rows[0] < layout.replicas
-        self._function = traced_as_one_device(function, spec, strategy)
+        self._strategy = strategy
+        self._marks = GradientMarks()
+        with gradient_marks.set(self._marks if layout.gradient_hook is not None else None):
+            self._function = traced_as_one_device(function, spec, strategy)
         variables = _distributed(self._function)
+        copies = copies_of(self._function)
 
-        def copies(captured: Any) -> list[Any] | None:
+        parts = {id(upstream_tf.underlying(variable)) for variable in in_parts}
+
+        def held_in_parts(captured: Any) -> bool:
             variable = variables.get(id(captured))
-            return None if variable is None else [copy.handle for copy in variable.values]
+            return variable is not None and (id(variable) in parts or is_in_parts(variable))
 
         self._partitioned = Partitioned(
             self._function,
             [layout for leaf in leaves for layout in _layouts(leaf)],
             Replicas(layout.local_replicas, layout.replicas, layout.first_replica, _devices(strategy)),
             some_idle=self._some_idle,
-            copies=copies,
-            in_parts=lambda captured: id(captured) in variables and is_in_parts(variables[id(captured)]),
+            copies=lambda captured: copies.get(id(captured)),
+            in_parts=held_in_parts,
         )
 
     def __call__(self, parts: Sequence[Any]) -> Any:
@@ -70,7 +92,7 @@ class DividedFunction:
         Returns:
             What the function returns for the whole batch.
         """
-        leaves = [[leaf for leaf in tf.nest.flatten(part) if leaf is not None] for part in parts]
+        leaves = [present_leaves(part) for part in parts]
         sizes = tf.ones([self._replicas], tf.int32)
         if leaves:
             sizes = tf.stack([batch_rows(part) for part in leaves])
@@ -82,12 +104,24 @@ class DividedFunction:
             given = each if is_dense(each[0]) else [self._whole(joined_rows(each), sizes)] * len(each)
             components = [tf.nest.flatten(leaf, expand_composites=True) for leaf in given]
             inputs += map(list, zip(*components, strict=True))
-        found = iter(self._partitioned(sizes, inputs, self._between))
+        made = self._partitioned(sizes, inputs, self._between, self._hooked, compiled=self._compiled)
+        found = iter(made)
         return tf.nest.map_structure(
             lambda spec: spec if spec is None else _shaped(next(found), spec),
             self._function.structured_outputs,
             expand_composites=True,
         )
+
+    def _hooked(self, marks: Sequence[int], parts: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+        """What the strategy's hook makes of gradients, in replicas, as in a loop of the user's own."""
+        variables = self._marks.variables(marks)
+
+        def in_replica(*gradients: tf.Tensor) -> list[Any]:
+            return sum_gradients(gradients, variables)
+
+        given = tuple(upstream_tf.per_replica(list(each)) for each in parts)
+        found = self._strategy.run(in_replica, args=given)
+        return [self._strategy.experimental_local_results(each)[0] for each in found]
 
     def _whole(self, value: Any, sizes: tf.Tensor) -> Any:
         """The whole of a ragged or sparse value, of which each process has its own rows."""
@@ -118,7 +152,7 @@ def traced_as_one_device(function: Callable[..., Any], spec: Any, strategy: Any)
         spec: the spec of the whole batch, without Optionals.
         strategy: the strategy of the variables that the function uses.
     """
-    leaves = _leaves(spec)
+    leaves = present_leaves(spec)
     components = [each for leaf in leaves for each in tf.nest.flatten(leaf, expand_composites=True)]
 
     def traced(*tensors: Any) -> Any:
@@ -129,11 +163,6 @@ def traced_as_one_device(function: Callable[..., Any], spec: Any, strategy: Any)
 
     with making_variables(strategy):
         return upstream_tf.made_for_each_model(traced).get_concrete_function(*components)
-
-
-def _leaves(spec: Any) -> list[Any]:
-    """The specs of the leaves of a batch that are there."""
-    return [leaf for leaf in tf.nest.flatten(spec) if leaf is not None]
 
 
 def _with_rows(parts: Sequence[Sequence[Any]], sizes: tf.Tensor, place: int) -> list[list[Any]]:
@@ -197,6 +226,17 @@ def is_in_parts(variable: Any) -> bool:
     return bool(on_read and variable.aggregation == tf.VariableAggregation.SUM)
 
 
+def copies_of(function: Any) -> dict[int, list[tf.Tensor]]:
+    """The handles of the copies of each variable that a function uses, by the id of the handle in it."""
+    return {key: [copy.handle for copy in each.values] for key, each in _distributed(function).items()}
+
+
+def between_workers(strategy: Any) -> ProcessCommunication:
+    """What the processes of a strategy do together."""
+    calls = getattr(strategy.extended, "dtrain_calls", None)
+    return OneProcess() if calls is None else _BetweenWorkers(calls)
+
+
 class _BetweenWorkers:
     """What the processes of a job do together, by dtrain's collective calls."""
 
@@ -254,38 +294,40 @@ class PartitionedProgram(SingleProgram):
 
     def __init__(self, model: Any, layout: ReplicaLayout, *, training: bool) -> None:
         super().__init__(model, layout, training=training)
+        self.compiled = bool(model.jit_compile)
         self._steps: dict[str, DividedFunction] = {}
         self._step: DividedFunction | None = None
         self._results: DividedFunction | None = None
 
-    def prepare(self, spec: Any) -> None:
+    def prepare(self, spec: Any, phase: str | None) -> None:
         """As `Program.prepare`: traces the step and the metrics' results, and divides both."""
         spec = without_optional_specs(spec)
-        key = str(spec)
+        key = f"{spec} {phase}"
         if key not in self._steps:
-            self._steps[key] = self._divided(self._stock_step, spec)
-            self._results = self._divided(lambda _: self._model.get_metrics_result(), None)
+            sums = upstream_keras.accumulators_of(self._model.optimizer) if phase == PARTS else ()
+            self._steps[key] = self._divided(self._stock_step, spec, in_parts=sums, compiled=self.compiled)
+            self._divide_results()
         self._step = self._steps[key]
 
     def run(self, parts: Sequence[Any], total: Any, phase: str | None = None) -> tuple[Any, Any]:
-        """As `Program.run`."""
+        """As `Program.run`.
+
+        Raises:
+            RuntimeError: `prepare` was not called.
+        """
         del total, phase
-        return prepared(self._step)([without_optionals(part) for part in parts]), None
+        if self._step is None:
+            raise RuntimeError("a step is run before it was prepared")
+        return self._step([without_optionals(part) for part in parts]), None
 
     def results(self) -> Any:
         """The metrics over all steps since they were reset."""
-        return prepared(self._results)([])
+        return (self._results or self._divide_results())([])
 
-    def _divided(self, function: Callable[..., Any], spec: Any) -> DividedFunction:
-        return DividedFunction(function, spec, self._model.distribute_strategy, self._layout)
+    def _divide_results(self) -> DividedFunction:
+        """Traces the metrics' results, again after metrics were added, and divides them."""
+        self._results = self._divided(lambda _: self._model.get_metrics_result(), None)
+        return self._results
 
-
-def prepared(function: DividedFunction | None) -> DividedFunction:
-    """The function, which `PartitionedProgram.prepare` has made.
-
-    Raises:
-        RuntimeError: it was not called.
-    """
-    if function is None:
-        raise RuntimeError("a step is run before it was prepared")
-    return function
+    def _divided(self, function: Callable[..., Any], spec: Any, **how: Any) -> DividedFunction:
+        return DividedFunction(function, spec, self._model.distribute_strategy, self._layout, **how)

@@ -252,7 +252,7 @@ class StepFunction:
         if key not in self._functions:
             program = self._program
             with events.part("start", doing="compute"):
-                program.prepare(batch_spec)
+                program.prepare(batch_spec, phase)
 
             def run(parts: Any, total: Any) -> Any:
                 return program.run(parts, total, phase)
@@ -346,7 +346,7 @@ class StepFunction:
 
         key = _kind("anything", batch_spec, phase)
         if key not in self._functions:
-            self._program.prepare(batch_spec)
+            self._program.prepare(batch_spec, phase)
             made = upstream_tf.made_for_each_model(run_with_results, reduce_retracing=True)
             self._functions[key] = made
         return self._functions[key]

@@ -80,8 +80,8 @@ class Program(abc.ABC):
         """
         del part
 
-    def prepare(self, spec: Any) -> None:  # noqa: B027
-        """Makes what `run` needs, before it is traced; `spec` is the spec of a global batch."""
+    def prepare(self, spec: Any, phase: str | None) -> None:  # noqa: B027
+        """Makes what `run` of a phase needs, before it is traced; `spec` is the spec of a global batch."""
 
     @abc.abstractmethod
     def run(self, parts: Sequence[Any], total: Any, phase: str | None = None) -> tuple[Any, Any]:
@@ -90,7 +90,7 @@ class Program(abc.ABC):
         Args:
             parts: a batch for each replica of this process.
             total: the examples in the global batch, over all processes; None if not known yet.
-            phase: `ADD` or `UPDATE` for a micro-batch; None if gradients are all-reduced in this step.
+            phase: `ADD`, `UPDATE` or `PARTS` for a micro-batch; None if its gradients are all-reduced.
 
         Returns:
             The step's outputs for the global batch, or {} for a stock step; and the seconds that this worker

@@ -26,8 +26,8 @@ from dtrain.upstream.tensorflow import underlying
 class WeightAverages(LocalState):
     """The weights that the replicas of one `fit` update by themselves.
 
-    An averaging replaces each trainable weight, and each of the optimizer's floats that belong to one, by its
-    mean over the replicas. It follows `average_every` steps after the one before, and the last step of each
+    An averaging replaces each weight, and each of the optimizer's floats that belong to one, by its mean over
+    the replicas. It follows `average_every` steps after the one before, and the last step of each
     epoch. So all replicas are equal in validation, in callbacks between epochs and in checkpoints, which
     wait for the next averaging. No later number depends on when a checkpoint is saved.
 
@@ -96,6 +96,8 @@ class WeightAverages(LocalState):
         variables = []
         for weight in self._model.trainable_variables:
             variables += [weight, *upstream_keras.slots_of(optimizer, weight)]
+        if self._layout.partitioned:
+            variables += self._model.non_trainable_variables
         mine = [found for found in map(underlying, variables) if found.dtype.is_floating]
         sums = all_reduce_sum([tf.cast(each.read_value(), _wide(each.dtype)) for each in mine])
         with local_update():

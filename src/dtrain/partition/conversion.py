@@ -74,7 +74,7 @@ class LayoutConversion:
         if value.partial:
             if value.dtype == tf.bool:
                 raise ValueError("a sum of truth values")
-            return self._communicated(ALL_REDUCE, value, {})
+            return self._communicated(ALL_REDUCE, value, {"mark": value.mark})
         if value.listed:
             return (
                 value

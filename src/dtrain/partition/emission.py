@@ -24,6 +24,7 @@ from dtrain.partition.nodes import (
     Ref,
     free_refs,
 )
+from dtrain.partition.segments import Segment, segments_of
 from dtrain.upstream.tensorflow import sum_in_order
 
 
@@ -35,6 +36,10 @@ class ProcessCommunication(Protocol):
 
     def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The processes' tensors, one after another along the first dimension; their lengths may differ."""
+
+
+MarkedSums = Callable[[Sequence[int], Sequence[Sequence[tf.Tensor]]], list[tf.Tensor]]
+"""Takes the marks of sums, and for each sum the parts of this process' replicas; returns the sums."""
 
 
 class OneProcess:
@@ -55,10 +60,21 @@ class Emission:
     Args:
         communication: how processes communicate.
         devices: the device of each replica of this process; none if TensorFlow places them.
+        marked_sums: makes those sums that are marked (`marks.py`); None if they are made as the others.
+        compiled: whether XLA compiles what a replica computes between two rounds of communication.
     """
 
-    def __init__(self, communication: ProcessCommunication, devices: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        communication: ProcessCommunication,
+        devices: Sequence[str] = (),
+        marked_sums: MarkedSums | None = None,
+        *,
+        compiled: bool = False,
+    ) -> None:
+        self._compiled = compiled
         self._communication = communication
+        self._marked_sums = marked_sums
         self._devices = tuple(devices)
 
     def emit(
@@ -89,17 +105,47 @@ class Emission:
                 continue
             levels[node.level].append(node)
         for level in sorted(levels):
-            plain: list[Node] = []
-            for node in levels[level]:
-                if node.type in (BRANCH, LOOP):
-                    self._import(plain, made, tokens, device)
-                    plain = []
-                    self._control_flow(node, made, tokens)
-                elif node.type not in COLLECTIVES:
-                    plain.append(node)
-            self._import(plain, made, tokens, device)
+            nodes = [node for node in levels[level] if node.type not in COLLECTIVES]
+            if self._compiled:
+                before, segments, nodes = segments_of(block, nodes)
+                self._make(before, made, tokens, device)
+                for place, segment in segments.items():
+                    self._compile(segment, made, tokens, place)
+            self._make(nodes, made, tokens, device)
             self._communicate([node for node in levels[level] if node.type in COLLECTIVES], made)
         return [made[ref] for ref in block.outputs]
+
+    def _make(
+        self, nodes: Sequence[Node], made: dict[Ref, tf.Tensor], tokens: dict[Node, tf.Tensor], device: int
+    ) -> None:
+        """Makes the operations of nodes of one level that do not communicate with others of it."""
+        plain: list[Node] = []
+        for node in nodes:
+            if node.type in (BRANCH, LOOP):
+                self._import(plain, made, tokens, device)
+                plain = []
+                self._control_flow(node, made, tokens)
+            else:
+                plain.append(node)
+        self._import(plain, made, tokens, device)
+
+    def _compile(
+        self, segment: Segment, made: dict[Ref, tf.Tensor], tokens: dict[Node, tf.Tensor], place: int
+    ) -> None:
+        """Makes one call of a function that XLA compiles, which computes nodes of one replica."""
+        inside = Emission(self._communication)
+
+        def compute() -> list[tf.Tensor]:
+            capture = tf.compat.v1.get_default_graph().capture
+            own = {ref: capture(made[ref]) for ref in segment.inputs}
+            inside._make(segment.nodes, own, {}, 0)
+            return [*(own[ref] for ref in segment.outputs), tf.constant(0)]
+
+        before = [tokens[node] for node in segment.control if node in tokens]
+        with tf.control_dependencies(before), tf.device(self._devices[place] if self._devices else None):
+            *found, token = tf.function(compute, jit_compile=True, autograph=False)()
+        made.update(zip(segment.outputs, found, strict=True))
+        tokens.update((node, token) for node in segment.nodes)
 
     def _import(
         self, nodes: list[Node], made: dict[Ref, tf.Tensor], tokens: dict[Node, tf.Tensor], device: int
@@ -166,6 +212,13 @@ class Emission:
     def _communicate(self, nodes: list[Node], made: dict[Ref, tf.Tensor]) -> None:
         """Makes the collectives of one round: all sums in one call, and all gathers in another."""
         sums = [node for node in nodes if node.type == ALL_REDUCE]
+        if self._marked_sums is not None:
+            marked = [node for node in sums if node.attributes["mark"] is not None]
+            sums = [node for node in sums if node.attributes["mark"] is None]
+            if marked:
+                parts = [[made[ref] for ref in node.inputs] for node in marked]
+                found = self._marked_sums([node.attributes["mark"] for node in marked], parts)
+                made.update(zip(map(Ref, marked), found, strict=True))
         if sums:
             own = [sum_in_order([made[ref] for ref in node.inputs]) for node in sums]
             made.update(zip(map(Ref, sums), self._communication.all_reduce(own), strict=True))

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from dtrain.partition import rules
 from dtrain.partition.conversion import BATCH
-from dtrain.partition.emission import Emission, OneProcess, ProcessCommunication
+from dtrain.partition.emission import Emission, MarkedSums, OneProcess, ProcessCommunication
 from dtrain.partition.layouts import REPLICATED, Layout, RowCount, Sharded
 from dtrain.partition.nodes import COLLECTIVES, NodeBlock
 from dtrain.partition.partitioner import Partitioner
@@ -112,6 +112,9 @@ class Partitioned:
         sizes: tf.Tensor,
         inputs: Sequence[Sequence[tf.Tensor]],
         communication: ProcessCommunication | None = None,
+        marked_sums: MarkedSums | None = None,
+        *,
+        compiled: bool = False,
     ) -> list[tf.Tensor]:
         """Makes the operations in the graph that is being traced.
 
@@ -119,11 +122,15 @@ class Partitioned:
             sizes: the rows of all replicas, a vector of type int32.
             inputs: for each input of the function, the parts of the replicas of this process.
             communication: how processes communicate; None if all replicas are in this one.
+            marked_sums: makes the sums that are marked (`marks.py`); None if they are made as the others.
+            compiled: whether XLA compiles what a replica computes between two rounds of communication.
 
         Returns:
             The whole outputs.
         """
-        emission = Emission(communication or OneProcess(), self.replicas.devices)
+        emission = Emission(
+            communication or OneProcess(), self.replicas.devices, marked_sums, compiled=compiled
+        )
         given = iter(inputs)
         tensors: list[tf.Tensor] = [sizes]
         for captured in self._captured:

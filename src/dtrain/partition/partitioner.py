@@ -19,6 +19,7 @@ from dtrain.partition.conversion import LayoutConversion
 from dtrain.partition.folding import folded
 from dtrain.partition.inference import infer_shapes
 from dtrain.partition.layouts import LOCAL, REPLICATED, Entry, Layout
+from dtrain.partition.marks import carry_marks, keeps_mark
 from dtrain.partition.nodes import Builder, Node, NodeBlock, Ref, attribute
 from dtrain.partition.replicas import Replicas
 from dtrain.partition.traced import (
@@ -155,6 +156,7 @@ class Partitioner(LayoutConversion):
 
     def operation(self, op: TracedOperation, inputs: list[Value]) -> list[Value]:
         """Appends what the replicas compute for one operation; returns the values of its outputs."""
+        inputs = [self._made(value, op) for value in inputs]
         if op.type == "Placeholder":
             raise ValueError("it is an input that has no value")
         if op.type == "Const":
@@ -173,9 +175,16 @@ class Partitioner(LayoutConversion):
         outputs = rule(self, op, inputs) if rule else None
         if outputs is None:
             return self.whole_operation(op, inputs)
-        # What a function returns was counted where its operations made it.
+        # What a function returns was counted, and marked, where its operations made it.
+        if not op.control_flow:
+            carry_marks(op, inputs, outputs)
         made_of_rows = any(value.sharded for value in inputs) and not op.control_flow
         return [self.counted(value) for value in outputs] if made_of_rows else outputs
+
+    def _made(self, value: Value, op: TracedOperation) -> Value:
+        """A value as an operation gets it: a sum that is made already is not made once more."""
+        made = self.build.block in value.whole or (value.mark is not None and not keeps_mark(op))
+        return self.whole(value) if value.partial and made else value
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -227,7 +236,7 @@ class Partitioner(LayoutConversion):
         dtypes = [tensor.dtype for tensor in op.outputs]
         same = all(part == value.parts[0] for value in inputs for part in value.parts)
         here = self.replicas.here
-        if not op.outputs and _exists_once(inputs):
+        if not op.outputs and exists_once(inputs):
             same = True  # its effect must not be had once for each replica
         if same:
             made = [self._node(op, inputs, 0, given, dtypes, None)] * here
@@ -310,7 +319,7 @@ class Partitioner(LayoutConversion):
         return found
 
 
-def _exists_once(inputs: Sequence[Value]) -> bool:
+def exists_once(inputs: Sequence[Value]) -> bool:
     """Whether all resources among the inputs, of which there is at least one, are shared by the replicas."""
     resources = [value for value in inputs if value.dtype == tf.resource]
     return bool(resources) and all(part == value.parts[0] for value in resources for part in value.parts)

@@ -69,6 +69,8 @@ class MirroredStrategy(common.ReplicaRunner, tf.distribute.MirroredStrategy):  #
             self, MirroredExtended(self, devices=names, cross_device_ops=cross_device_ops)
         )
         self.dtrain_layout = ReplicaLayout(
-            local_replicas=self.num_replicas_in_sync, gradient_hook=hook_of(gradient_hook)
+            local_replicas=self.num_replicas_in_sync,
+            gradient_hook=hook_of(gradient_hook),
+            partitioned=self.num_replicas_in_sync > 1,
         )
         strategy_made(self)

@@ -12,7 +12,7 @@ from dtrain.partition.conversion import common_shape, joined
 from dtrain.partition.layouts import REPLICATED, Layout, Sharded
 from dtrain.partition.local_regions import is_local_region, region
 from dtrain.partition.nodes import BRANCH, INPUT, LOOP, NodeBlock, Ref
-from dtrain.partition.partitioner import Partitioner, rule
+from dtrain.partition.partitioner import Partitioner, exists_once, rule
 from dtrain.partition.traced import Shape, TracedGraph, TracedOperation
 from dtrain.partition.values import Value
 
@@ -91,8 +91,9 @@ def _for_replicas(
 
 
 def _inputs(block: NodeBlock, value: Value) -> tuple[Ref, ...]:
-    """Inputs of a block for the parts of a value."""
-    return tuple(block.input(part.dtype, place) for place, part in enumerate(value.parts))
+    """Inputs of a block for the parts of a value. A resource that replicas share is one in the block, too."""
+    found = tuple(block.input(part.dtype, place) for place, part in enumerate(value.parts))
+    return found[:1] * len(found) if exists_once([value]) else found
 
 
 def _of(parts: Sequence[_T], place: int | None, step: Partitioner) -> Sequence[_T]:

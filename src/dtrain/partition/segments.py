@@ -1,0 +1,126 @@
+"""Finds what a replica computes by itself between two rounds of communication, for XLA to compile."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from dtrain.partition.nodes import Node, NodeBlock, Ref
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Segment:
+    """Nodes of one replica.
+
+    Attributes:
+        nodes: the nodes; each stands after its inputs.
+        inputs: what they read of other nodes.
+        outputs: what other nodes read of them.
+        control: nodes that run before them.
+    """
+
+    nodes: list[Node]
+    inputs: list[Ref]
+    outputs: list[Ref]
+    control: list[Node]
+
+
+def segments_of(block: NodeBlock, nodes: Sequence[Node]) -> tuple[list[Node], dict[int, Segment], list[Node]]:
+    """Divides nodes of one level that do not communicate.
+
+    XLA can neither take nor give back a list of tensors, and knows no text. So a node that makes a list for
+    others is in no segment, nor is one that reads one of others.
+
+    Args:
+        block: the block that the nodes are in.
+        nodes: the nodes, each after its inputs.
+
+    Returns:
+        The nodes that run before the segments; the segments, by the replica; the nodes that run after them.
+    """
+    readers = _readers(block)
+    outside = {node for node in nodes if tf.string in (*node.dtypes, *(ref.dtype for ref in node.inputs))}
+    while True:
+        before, own, after = _divided(nodes, outside)
+        crossing = {
+            ref.node if ref.node in found else reader
+            for found in own.values()
+            for ref, reader in _crossing(found, readers)
+            if ref.dtype == tf.variant
+        }
+        if not crossing:
+            return before, {place: _segment(found, block, readers) for place, found in own.items()}, after
+        outside |= crossing
+
+
+def _divided(
+    nodes: Sequence[Node], outside: set[Node]
+) -> tuple[list[Node], dict[int, list[Node]], list[Node]]:
+    """Nodes that run before those of a replica; these, by the replica; and what runs after them.
+
+    A replica may read what those of a lower number compute, since their nodes run first.
+
+    Args:
+        nodes: the nodes, each after its inputs.
+        outside: nodes that belong to no replica.
+    """
+    here, places = set(nodes), dict[Node, int]()
+    before: list[Node] = []
+    own: dict[int, list[Node]] = defaultdict(list)
+    after: list[Node] = []
+    for node in nodes:
+        given = [each for each in _before(node) if each in here]
+        place = -1 if node.device is None else node.device
+        if node in outside or any(places.get(each, place + 1) > place for each in given):
+            after.append(node)
+            continue
+        places[node] = place
+        (before if node.device is None else own[place]).append(node)
+    return before, dict(sorted(own.items())), after
+
+
+def _crossing(nodes: Sequence[Node], readers: dict[Ref, set[Node]]) -> list[tuple[Ref, Node]]:
+    """What nodes read of others, or others of them, each with its reader."""
+    own = set(nodes)
+    read = [(ref, node) for node in nodes for ref in (*node.inputs, *node.captured) if ref.node not in own]
+    return read + [
+        (ref, reader)
+        for node in nodes
+        for ref in _outputs(node)
+        for reader in readers[ref]
+        if reader not in own
+    ]
+
+
+def _segment(nodes: list[Node], block: NodeBlock, readers: dict[Ref, set[Node]]) -> Segment:
+    own = set(nodes)
+    read = [ref for node in nodes for ref in (*node.inputs, *node.captured)]
+    results = set(block.outputs)
+    outputs = [ref for node in nodes for ref in _outputs(node) if ref in results or not readers[ref] <= own]
+    return Segment(
+        nodes,
+        list(dict.fromkeys(ref for ref in read if ref.node not in own)),
+        outputs,
+        list(dict.fromkeys(each for node in nodes for each in node.control if each not in own)),
+    )
+
+
+def _readers(block: NodeBlock) -> dict[Ref, set[Node]]:
+    """The nodes of a block that read each output, of those that results and effects need."""
+    found: dict[Ref, set[Node]] = defaultdict(set)
+    for node in block.needed():
+        for ref in (*node.inputs, *node.captured):
+            found[ref].add(node)
+    return found
+
+
+def _outputs(node: Node) -> list[Ref]:
+    return [Ref(node, index) for index in range(len(node.dtypes))]
+
+
+def _before(node: Node) -> list[Node]:
+    """What must have run before a node."""
+    return [*(ref.node for ref in (*node.inputs, *node.captured)), *node.control]

@@ -1,0 +1,102 @@
+"""How a partitioned function is made: sums that the caller makes, and what XLA compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from dtrain.partition.layouts import REPLICATED
+from dtrain.partition.marks import marked
+from dtrain.partition.partition import Partitioned, by_batch
+from dtrain.partition.replicas import Replicas
+
+RANDOM = np.random.default_rng(2)
+X = RANDOM.normal(size=(7, 3)).astype("float32")
+W = RANDOM.normal(size=(3, 4)).astype("float32")
+SIZES = (3, 4)
+
+
+def partitioned(function: Callable[..., Any]) -> tuple[Partitioned, Any]:
+    """A function of rows and of weights, divided over two replicas, and as one device runs it."""
+    specs = tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec([3, 4], tf.float32)
+    whole = tf.function(function, autograph=False).get_concrete_function(*specs)
+    return Partitioned(whole, [by_batch(), REPLICATED], Replicas(2, 2)), whole
+
+
+def called(step: Partitioned, *rest: Any, **how: Any) -> tuple[list[np.ndarray], Any]:
+    """What the divided function returns, and the function that was traced."""
+    rows = [tf.TensorSpec([None, 3], tf.float32)] * 2, [tf.TensorSpec([3, 4], tf.float32)] * 2
+    made = tf.function(
+        lambda sizes, given: step(sizes, given, *rest, **how), autograph=False
+    ).get_concrete_function(tf.TensorSpec([2], tf.int32), list(rows))
+    found = made(tf.constant(SIZES), [np.split(X, [SIZES[0]]), [W, W]])
+    return [each.numpy() for each in found], made
+
+
+def test_the_caller_gets_marked_sums_before_anything_is_computed_from_them() -> None:
+    seen: list[Any] = []
+
+    def function(x: Any, w: Any) -> Any:
+        total = marked(tf.reduce_sum(x @ w, axis=0), 5)
+        other = tf.reduce_sum(x @ w, axis=0)
+        return 2.0 * total, total + tf.reduce_sum(x), tf.sqrt(tf.abs(total)), 3.0 * other
+
+    def sums(marks: Sequence[int], parts: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+        seen.append((list(marks), [[tuple(each.shape) for each in part] for part in parts]))
+        return [10.0 * tf.add_n(each) for each in parts]
+
+    step, whole = partitioned(function)
+    found, _ = called(step, None, sums)
+    # Once for all that is computed from it; a sum that is added to it is made first.
+    assert seen == [([5], [[(4,), (4,)]])]
+    total = (X @ W).sum(axis=0)
+    np.testing.assert_allclose(found[0], 20.0 * total, rtol=1e-5)
+    np.testing.assert_allclose(found[2], np.sqrt(np.abs(10.0 * total)), rtol=1e-5)
+    np.testing.assert_allclose(found[3], whole(X, W)[3], rtol=1e-5)
+
+
+def test_marks_change_nothing_without_a_caller_that_makes_them() -> None:
+    step, whole = partitioned(lambda x, w: 2.0 * marked(tf.reduce_sum(x @ w, axis=0), 0))
+    np.testing.assert_allclose(called(step)[0][0], whole(X, W), rtol=1e-5)
+
+
+def compiled_calls(function: Any) -> int:
+    return sum("_XlaMustCompile" in each.node_def.attr for each in function.graph.get_operations())
+
+
+def two_rounds(x: Any, w: Any) -> Any:
+    y = tf.tanh(x @ w)
+    return tf.reduce_sum(y * tf.sqrt(1.0 + tf.reduce_sum(y) ** 2)), y
+
+
+def list_across_a_round(x: Any, w: Any) -> Any:
+    """A list of tensors is made before a round of communication, and read after it."""
+    listed = tf.TensorArray(tf.float32, 2, element_shape=[None, 4]).write(0, x @ w).write(1, tf.tanh(x @ w))
+    total = tf.reduce_sum(x @ w)
+    return tf.cond(total > 1e9, lambda: listed, lambda: listed.write(1, total * (x @ w))).stack()
+
+
+def loop(x: Any, w: Any) -> Any:
+    return tf.reduce_sum(tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, tf.tanh(y)), (0, x @ w))[1])
+
+
+def text(x: Any, w: Any) -> Any:
+    y = x @ w
+    return tf.reduce_sum(y) + 0.0 * tf.cast(tf.strings.length(tf.strings.as_string(y[0, 0])), tf.float32)
+
+
+@pytest.mark.parametrize(
+    ("function", "calls"), [(two_rounds, 4), (list_across_a_round, 4), (loop, 2), (text, 3)]
+)
+def test_xla_compiles_what_a_replica_computes_between_two_rounds(function: Any, calls: int) -> None:
+    """In a call of each replica for each round; lists and text stay outside of them."""
+    step, whole = partitioned(function)
+    found, made = called(step, compiled=True)
+    for one, other in zip(found, tf.nest.flatten(whole(X, W)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert compiled_calls(made) == calls
+    assert compiled_calls(called(step)[1]) == 0
