@@ -100,3 +100,20 @@ def test_xla_compiles_what_a_replica_computes_between_two_rounds(function: Any, 
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     assert compiled_calls(made) == calls
     assert compiled_calls(called(step)[1]) == 0
+
+
+def test_what_has_an_effect_outside_runs_once_with_the_whole() -> None:
+    seen: list[np.ndarray] = []
+
+    def count(rows: Any) -> np.ndarray:
+        seen.append(rows)
+        return np.float32(len(seen))
+
+    def function(x: Any, w: Any) -> Any:
+        return x * tf.numpy_function(count, [x], tf.float32)
+
+    step, _ = partitioned(function)
+    (found,), _ = called(step)
+    assert len(seen) == 1
+    np.testing.assert_array_equal(seen[0], X)
+    np.testing.assert_array_equal(found, X)

@@ -207,7 +207,16 @@ class Partitioner(LayoutConversion):
             raise ValueError("it changes a variable of which each replica holds a part, such as a metric's")
         if any(value.sharded for value in inputs):
             self.gathered[op.type] += 1
-        return self.each(op, [self.whole(value) for value in inputs], REPLICATED)
+        given = [self.whole(value) for value in inputs]
+        if op.stateful and op.type != "Assert" and all(value.dtype != tf.resource for value in inputs):
+            return self._once(op, given)
+        return self.each(op, given, REPLICATED)
+
+    def _once(self, op: TracedOperation, inputs: Sequence[Value]) -> list[Value]:
+        """An operation with an effect outside, such as Python's: once in this process, as on one device."""
+        first = [dataclasses.replace(value, parts=value.parts[:1] * self.replicas.here) for value in inputs]
+        made = self.each(op, first, REPLICATED)
+        return [dataclasses.replace(value, parts=self._on_each(value.parts[0])) for value in made]
 
     # Values
 
