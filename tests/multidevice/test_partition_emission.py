@@ -45,12 +45,12 @@ def test_the_caller_gets_marked_sums_before_anything_is_computed_from_them() -> 
         other = tf.reduce_sum(x @ w, axis=0)
         return 2.0 * total, total + tf.reduce_sum(x), tf.sqrt(tf.abs(total)), 3.0 * other
 
-    def sums(marks: Sequence[int], parts: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+    def sums(marks: Sequence[int], parts: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
         seen.append((list(marks), [[tuple(each.shape) for each in part] for part in parts]))
-        return [10.0 * tf.add_n(each) for each in parts]
+        return [[10.0 * tf.add_n(each)] * 2 for each in parts]
 
     step, whole = partitioned(function)
-    found, _ = called(step, None, sums)
+    found, _ = called(step, marked_sums=sums)
     # Once for all that is computed from it; a sum that is added to it is made first.
     assert seen == [([5], [[(4,), (4,)]])]
     total = (X @ W).sum(axis=0)

@@ -66,6 +66,29 @@ def test_xla_has_the_numbers_of_one_device_with_xla(make: Any) -> None:
         np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
 
 
+class Counting(tf.distribute.ReductionToOneDevice):  # type: ignore[misc]
+    """Counts the tensors that it sums, as they are traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sums = 0
+
+    def reduce_implementation(self, *args: Any, **options: Any) -> Any:
+        self.sums += 1
+        return super().reduce_implementation(*args, **options)
+
+
+def test_given_cross_device_operations_make_the_sums() -> None:
+    given = Counting()
+    one = trained(tf.distribute.get_strategy(), MODELS["dropout_and_metrics"], batch=17, as_dataset=False)
+    strategy = dtrain.MirroredStrategy(cross_device_ops=given)
+    made, history, _ = trained(strategy, MODELS["dropout_and_metrics"], batch=17, as_dataset=False)
+    assert given.sums
+    np.testing.assert_allclose(history["loss"], one[1]["loss"], rtol=2e-4)
+    for found, expected in zip(made.get_weights(), one[0].get_weights(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
+
+
 def test_normalization_that_is_not_synchronized_uses_each_replicas_rows() -> None:
     def make() -> Any:
         body = [dense(6, 8), keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(1)]

@@ -18,6 +18,7 @@ from dtrain.keras_engine.partitioned_steps import (
     PartitionedProgram,
     between_workers,
     copies_of,
+    leaves_there,
     traced_as_one_device,
 )
 from dtrain.keras_engine.rows import (
@@ -25,7 +26,6 @@ from dtrain.keras_engine.rows import (
     batch_rows,
     local_parts,
     map_leaves,
-    present_leaves,
     without_optional_specs,
     without_optionals,
 )
@@ -88,7 +88,7 @@ class OwnSteps(PartitionedProgram):
     def _on_replica(self, place: int, batch: Any) -> Any:
         """What the step returns on a replica of this process; zeros if the replica has no rows."""
         function, strategy = self._own, self._model.distribute_strategy
-        leaves = [tf.nest.flatten(leaf, expand_composites=True) for leaf in present_leaves(batch)]
+        leaves = [tf.nest.flatten(leaf, expand_composites=True) for leaf in leaves_there(batch)]
         copies = copies_of(function)
         captured = [
             copies[id(each)][place] if id(each) in copies else each for each in function.captured_inputs

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine.accumulation import PARTS
+from dtrain.keras_engine.context import all_reduce_sum
 from dtrain.keras_engine.gradient_marks import GradientMarks, gradient_marks
 from dtrain.keras_engine.gradients import sum_gradients
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -19,13 +20,12 @@ from dtrain.keras_engine.rows import (
     batch_rows,
     is_dense,
     joined_rows,
-    present_leaves,
     without_optional_specs,
     without_optionals,
 )
 from dtrain.keras_engine.single_program import as_single_program, making_variables
 from dtrain.keras_engine.steps import Program, silent_results, step_is_stock
-from dtrain.partition.emission import OneProcess, ProcessCommunication
+from dtrain.partition.emission import OneProcess, ProcessCommunication, Sums
 from dtrain.partition.layouts import REPLICATED, Layout
 from dtrain.partition.partition import Partitioned, by_batch
 from dtrain.partition.replicas import Replicas
@@ -58,10 +58,13 @@ class DividedFunction:
         self._compiled = compiled
         self._replicas, self._first = layout.replicas, layout.first_replica
         self._between = between_workers(strategy)
-        leaves = present_leaves(spec)
+        leaves = leaves_there(spec)
         rows = [leaf.shape[0] for leaf in leaves if leaf.shape.rank]
         self._some_idle = not rows or rows[0] is None or rows[0] < layout.replicas
         self._strategy = strategy
+        self._sums: Sums | None = None
+        if layout.cross_device_sums:
+            self._sums = lambda parts: self._in_replicas(lambda *own: all_reduce_sum(list(own)), parts)
         self._marks = GradientMarks()
         with gradient_marks.set(self._marks if layout.gradient_hook is not None else None):
             self._function = traced_as_one_device(function, spec, strategy)
@@ -92,7 +95,7 @@ class DividedFunction:
         Returns:
             What the function returns for the whole batch.
         """
-        leaves = [present_leaves(part) for part in parts]
+        leaves = [leaves_there(part) for part in parts]
         sizes = tf.ones([self._replicas], tf.int32)
         if leaves:
             sizes = tf.stack([batch_rows(part) for part in leaves])
@@ -104,7 +107,9 @@ class DividedFunction:
             given = each if is_dense(each[0]) else [self._whole(joined_rows(each), sizes)] * len(each)
             components = [tf.nest.flatten(leaf, expand_composites=True) for leaf in given]
             inputs += map(list, zip(*components, strict=True))
-        made = self._partitioned(sizes, inputs, self._between, self._hooked, compiled=self._compiled)
+        made = self._partitioned(
+            sizes, inputs, self._between, self._sums, self._hooked, compiled=self._compiled
+        )
         found = iter(made)
         return tf.nest.map_structure(
             lambda spec: spec if spec is None else _shaped(next(found), spec),
@@ -112,16 +117,19 @@ class DividedFunction:
             expand_composites=True,
         )
 
-    def _hooked(self, marks: Sequence[int], parts: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+    def _hooked(
+        self, marks: Sequence[int], parts: Sequence[Sequence[tf.Tensor]]
+    ) -> Sequence[Sequence[tf.Tensor]]:
         """What the strategy's hook makes of gradients, in replicas, as in a loop of the user's own."""
         variables = self._marks.variables(marks)
+        return self._in_replicas(lambda *gradients: sum_gradients(gradients, variables), parts)
 
-        def in_replica(*gradients: tf.Tensor) -> list[Any]:
-            return sum_gradients(gradients, variables)
-
+    def _in_replicas(
+        self, function: Callable[..., Any], parts: Sequence[Sequence[tf.Tensor]]
+    ) -> Sequence[Sequence[tf.Tensor]]:
         given = tuple(upstream_tf.per_replica(list(each)) for each in parts)
-        found = self._strategy.run(in_replica, args=given)
-        return [self._strategy.experimental_local_results(each)[0] for each in found]
+        found = self._strategy.run(function, args=given)
+        return [self._strategy.experimental_local_results(each) for each in found]
 
     def _whole(self, value: Any, sizes: tf.Tensor) -> Any:
         """The whole of a ragged or sparse value, of which each process has its own rows."""
@@ -152,7 +160,7 @@ def traced_as_one_device(function: Callable[..., Any], spec: Any, strategy: Any)
         spec: the spec of the whole batch, without Optionals.
         strategy: the strategy of the variables that the function uses.
     """
-    leaves = present_leaves(spec)
+    leaves = leaves_there(spec)
     components = [each for leaf in leaves for each in tf.nest.flatten(leaf, expand_composites=True)]
 
     def traced(*tensors: Any) -> Any:
@@ -163,6 +171,11 @@ def traced_as_one_device(function: Callable[..., Any], spec: Any, strategy: Any)
 
     with making_variables(strategy):
         return upstream_tf.made_for_each_model(traced).get_concrete_function(*components)
+
+
+def leaves_there(batch: Any) -> list[Any]:
+    """The leaves of a batch, or of its spec, that are not None, in the order of `tf.nest`."""
+    return [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
 
 
 def _with_rows(parts: Sequence[Sequence[Any]], sizes: tf.Tensor, place: int) -> list[list[Any]]:

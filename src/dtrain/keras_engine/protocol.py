@@ -44,6 +44,7 @@ class ReplicaLayout:
             in their last bits. "" with one worker.
         gradient_hook: changes how gradients are reduced; None for a plain all-reduce.
         partitioned: whether a step is traced once and partitioned, instead of run on each replica.
+        cross_device_sums: whether the strategy's `CrossDeviceOps` then make the sums of a step.
     """
 
     workers: int = 1
@@ -53,6 +54,7 @@ class ReplicaLayout:
     sums: str = ""
     gradient_hook: GradientHook | None = None
     partitioned: bool = False
+    cross_device_sums: bool = False
 
     @property
     def replicas(self) -> int:
@@ -88,10 +90,7 @@ def layout_of(strategy: Any) -> ReplicaLayout | None:
 
 
 def waiting_clock(strategy: Any) -> Callable[[], float] | None:
-    """A function that returns the seconds that this process has waited for other workers so far.
-
-    None for a strategy whose transport does not measure them.
-    """
+    """Returns the seconds that this process has waited for others so far; None if they are not measured."""
     return getattr(strategy, "dtrain_waited", None)
 
 

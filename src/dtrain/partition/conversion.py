@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -74,7 +73,9 @@ class LayoutConversion:
         if value.partial:
             if value.dtype == tf.bool:
                 raise ValueError("a sum of truth values")
-            return self._communicated(ALL_REDUCE, value, {"mark": value.mark})
+            dtypes = [value.dtype] * self.replicas.here
+            sums = self.build.node(ALL_REDUCE, value.parts, {"mark": value.mark}, dtypes)
+            return Value(sums, REPLICATED, value.shape, tensor=value.tensor)
         if value.listed:
             return (
                 value
@@ -83,7 +84,7 @@ class LayoutConversion:
             )
         if value.local:
             return self.whole(self._by_shares(value))
-        return self._communicated(ALL_GATHER, value, {"dim": value.division.dim, "rank": value.rank})
+        return self._gathered(value, value.division.dim)
 
     def _by_shares(self, value: Value) -> Value:
         """The mean of the replicas' own values, weighted by their rows of the batch, as a sum."""
@@ -97,13 +98,13 @@ class LayoutConversion:
 
         return self.counted(self.by_part(part, PARTIAL, value.shape))
 
-    def _communicated(self, kind: str, value: Value, attributes: Mapping[str, Any]) -> Value:
-        parts = self.counted_rows(value.parts, value.division.dim) if value.sharded else value.parts
-        (found,) = self.build.node(kind, parts, attributes, [value.dtype])
+    def _gathered(self, value: Value, dim: int) -> Value:
+        attributes = {"dim": dim, "rank": value.rank}
+        (found,) = self.build.node(ALL_GATHER, self.counted_rows(value.parts, dim), attributes, [value.dtype])
         return Value(self._on_each(found), REPLICATED, value.shape, tensor=value.tensor)
 
     def _on_each(self, value: Ref) -> tuple[Ref, ...]:
-        """What processes have communicated, sent to each device once: what follows is computed there."""
+        """A value that is on one device, sent to each of the others once: what follows is computed there."""
         kind = {"T": attribute(value.dtype)}
         others = range(1, self.replicas.here)
         return value, *(

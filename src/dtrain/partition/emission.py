@@ -6,6 +6,7 @@ operation. Then come the collectives whose inputs that round has computed, all t
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -38,8 +39,10 @@ class ProcessCommunication(Protocol):
         """The processes' tensors, one after another along the first dimension; their lengths may differ."""
 
 
-MarkedSums = Callable[[Sequence[int], Sequence[Sequence[tf.Tensor]]], list[tf.Tensor]]
-"""Takes the marks of sums, and for each sum the parts of this process' replicas; returns the sums."""
+Sums = Callable[[Sequence[Sequence[tf.Tensor]]], Sequence[Sequence[tf.Tensor]]]
+"""Takes for each sum the parts of this process' replicas; returns it on the device of each of them."""
+MarkedSums = Callable[[Sequence[int], Sequence[Sequence[tf.Tensor]]], Sequence[Sequence[tf.Tensor]]]
+"""As `Sums`, of the caller's, which is also given the mark of each sum (`marks.py`)."""
 
 
 class OneProcess:
@@ -60,7 +63,9 @@ class Emission:
     Args:
         communication: how processes communicate.
         devices: the device of each replica of this process; none if TensorFlow places them.
-        marked_sums: makes those sums that are marked (`marks.py`); None if they are made as the others.
+        sums: makes the sums over all replicas, if all are in this process; None if they are made one after
+            another on the first replica's device.
+        marked_sums: makes those sums that are marked; None if they are made as the others.
         compiled: whether XLA compiles what a replica computes between two rounds of communication.
     """
 
@@ -68,10 +73,12 @@ class Emission:
         self,
         communication: ProcessCommunication,
         devices: Sequence[str] = (),
+        sums: Sums | None = None,
         marked_sums: MarkedSums | None = None,
         *,
         compiled: bool = False,
     ) -> None:
+        self._sums = sums
         self._compiled = compiled
         self._communication = communication
         self._marked_sums = marked_sums
@@ -112,7 +119,8 @@ class Emission:
                 for place, segment in segments.items():
                     self._compile(segment, made, tokens, place)
             self._make(nodes, made, tokens, device)
-            self._communicate([node for node in levels[level] if node.type in COLLECTIVES], made)
+            collectives = [node for node in levels[level] if node.type in COLLECTIVES]
+            self._communicate(collectives, made, nested=outer is not None)
         return [made[ref] for ref in block.outputs]
 
     def _make(
@@ -209,25 +217,36 @@ class Emission:
         tokens.update(zip(silent, found[len(wanted) :], strict=True))
         tokens.update((node, made[Ref(node)]) for node in nodes if node.dtypes)
 
-    def _communicate(self, nodes: list[Node], made: dict[Ref, tf.Tensor]) -> None:
-        """Makes the collectives of one round: all sums in one call, and all gathers in another."""
+    def _communicate(self, nodes: list[Node], made: dict[Ref, tf.Tensor], *, nested: bool) -> None:
+        """Makes the collectives of one round: all sums in one call, and all gathers in another.
+
+        In loops and branches sums are made in order: devices could begin those of two loops the other way.
+        """
         sums = [node for node in nodes if node.type == ALL_REDUCE]
-        if self._marked_sums is not None:
-            marked = [node for node in sums if node.attributes["mark"] is not None]
-            sums = [node for node in sums if node.attributes["mark"] is None]
-            if marked:
-                parts = [[made[ref] for ref in node.inputs] for node in marked]
-                found = self._marked_sums([node.attributes["mark"] for node in marked], parts)
-                made.update(zip(map(Ref, marked), found, strict=True))
-        if sums:
-            own = [sum_in_order([made[ref] for ref in node.inputs]) for node in sums]
-            made.update(zip(map(Ref, sums), self._communication.all_reduce(own), strict=True))
+        marked = [node for node in sums if node.attributes["mark"] is not None and self._marked_sums]
+        plain = [node for node in sums if node not in marked]
+        if marked and self._marked_sums:
+            marks = [node.attributes["mark"] for node in marked]
+            _note_sums(marked, made, functools.partial(self._marked_sums, marks))
+        if plain:
+            _note_sums(plain, made, self._sums if self._sums and not nested else self._sums_in_order)
         gathers = [node for node in nodes if node.type == ALL_GATHER]
         if gathers:
             own = [_rows_first(_concat([made[ref] for ref in node.inputs], node), node) for node in gathers]
             found = self._communication.all_gather(own)
             for node, tensor in zip(gathers, found, strict=True):
                 made[Ref(node)] = _rows_back(tensor, node)
+
+    def _sums_in_order(self, parts: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
+        """The sums over all processes; within this one with the same bits in every run."""
+        totals = self._communication.all_reduce([sum_in_order(each) for each in parts])
+        found = []
+        for total, each in zip(totals, parts, strict=True):
+            found.append([total])
+            for place in range(1, len(each)):
+                with tf.device(self._devices[place] if self._devices else None):
+                    found[-1].append(tf.identity(total))
+        return found
 
     def _control_flow(self, node: Node, made: dict[Ref, tf.Tensor], tokens: dict[Node, tf.Tensor]) -> None:
         before = [tokens[each] for each in node.control if each in tokens]
@@ -277,6 +296,13 @@ class Emission:
                 parallel_iterations=node.attributes["parallel_iterations"],
             )
         )
+
+
+def _note_sums(nodes: Sequence[Node], made: dict[Ref, tf.Tensor], make: Sums) -> None:
+    """Makes the sums of these nodes, which have one output for each replica of this process."""
+    found = make([[made[ref] for ref in node.inputs] for node in nodes])
+    for node, each in zip(nodes, found, strict=True):
+        made.update((Ref(node, place), total) for place, total in enumerate(each))
 
 
 def _is_elsewhere(tensor: tf.Tensor, device: str) -> bool:

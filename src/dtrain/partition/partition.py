@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from dtrain.partition import rules
 from dtrain.partition.conversion import BATCH
-from dtrain.partition.emission import Emission, MarkedSums, OneProcess, ProcessCommunication
+from dtrain.partition.emission import Emission, MarkedSums, OneProcess, ProcessCommunication, Sums
 from dtrain.partition.layouts import REPLICATED, Layout, RowCount, Sharded
 from dtrain.partition.nodes import COLLECTIVES, NodeBlock
 from dtrain.partition.partitioner import Partitioner
@@ -112,6 +112,7 @@ class Partitioned:
         sizes: tf.Tensor,
         inputs: Sequence[Sequence[tf.Tensor]],
         communication: ProcessCommunication | None = None,
+        sums: Sums | None = None,
         marked_sums: MarkedSums | None = None,
         *,
         compiled: bool = False,
@@ -122,6 +123,8 @@ class Partitioned:
             sizes: the rows of all replicas, a vector of type int32.
             inputs: for each input of the function, the parts of the replicas of this process.
             communication: how processes communicate; None if all replicas are in this one.
+            sums: makes the sums over all replicas, if all are in this process; None if they are made one
+                after another on the first replica's device.
             marked_sums: makes the sums that are marked (`marks.py`); None if they are made as the others.
             compiled: whether XLA compiles what a replica computes between two rounds of communication.
 
@@ -129,7 +132,7 @@ class Partitioned:
             The whole outputs.
         """
         emission = Emission(
-            communication or OneProcess(), self.replicas.devices, marked_sums, compiled=compiled
+            communication or OneProcess(), self.replicas.devices, sums, marked_sums, compiled=compiled
         )
         given = iter(inputs)
         tensors: list[tf.Tensor] = [sizes]

@@ -62,7 +62,8 @@ class MirroredStrategy(common.ReplicaRunner, tf.distribute.MirroredStrategy):  #
         common.prepare(memory_growth=memory_growth)
         self._collective_key_base = common.next_collective_key_base()
         names = known(devices)
-        if cross_device_ops is None and all("cpu" in name.lower() for name in names):
+        in_order = cross_device_ops is None and all("cpu" in name.lower() for name in names)
+        if in_order:
             cross_device_ops = common.sum_on_one_device()
         # TensorFlow's own constructor creates its own extended class, so call the base class's with ours.
         tf.distribute.Strategy.__init__(
@@ -72,5 +73,6 @@ class MirroredStrategy(common.ReplicaRunner, tf.distribute.MirroredStrategy):  #
             local_replicas=self.num_replicas_in_sync,
             gradient_hook=hook_of(gradient_hook),
             partitioned=self.num_replicas_in_sync > 1,
+            cross_device_sums=not in_order,
         )
         strategy_made(self)
