@@ -126,7 +126,7 @@ def test_a_loop_of_ones_own_compiles_what_can_be_compiled() -> None:
         tf.function(lambda: strategy.run(compiled_step, args=(x,)))()
 
 
-def test_a_compiled_function_in_a_step_under_fit_is_an_error_that_says_so() -> None:
+def test_a_compiled_function_in_a_step_is_one_devices_or_an_error_that_says_so() -> None:
     class Model(keras.Model):
         def __init__(self) -> None:
             super().__init__()
@@ -143,15 +143,21 @@ def test_a_compiled_function_in_a_step_under_fit_is_an_error_that_says_so() -> N
 
         def train_step(self, data: Any) -> Any:
             self.optimizer.apply(self.gradients(data[0]), self.trainable_variables)
-            return {}
+            return {"mean": tf.reduce_mean(data[0])}
 
-    with dtrain.MirroredStrategy().scope():
+    x = np.arange(28, dtype="float32").reshape(7, 4) / 28
+
+    def program() -> Any:
         model = Model()
         model.build((None, 4))
         model.compile("sgd")
-    x = np.ones((6, 4), "float32")
-    with refused(CompilationError, "jit_compile"):
-        model.fit(x, x, verbose=0)
+        model.fit(x, x, batch_size=4, epochs=2, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    same_on_two_replicas(program)
+    in_replicas = dtrain.CentralStorageStrategy(["CPU:0", "CPU:1"])
+    with in_replicas.scope(), refused(CompilationError, "jit_compile"):
+        program()
 
 
 @pytest.mark.parametrize("call", ["fit", "evaluate", "predict", "train_on_batch"])

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.keras_engine.context import single_program
 from dtrain.keras_engine.protocol import layout_of
 from dtrain.upstream import tensorflow_names
 from dtrain.upstream.reach import replaces
@@ -51,11 +52,11 @@ def filter_gradient(
 
 def _in_replica_on_cpu() -> bool:
     strategy = tf.distribute.get_strategy()
-    if layout_of(strategy) is None or tf.distribute.get_replica_context() is None:
+    if not single_program() and (layout_of(strategy) is None or tf.distribute.get_replica_context() is None):
         return False
     if tf.distribute.has_strategy():
         devices = strategy.extended.worker_devices
-    else:  # TensorFlow's default strategy does not know its device
+    else:  # TensorFlow's default strategy does not know its device, nor does a program that is divided
         devices = [device.name for device in tf.config.list_logical_devices()]
     return not any("GPU" in device or "TPU" in device for device in devices)
 

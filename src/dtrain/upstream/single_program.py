@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
+
+# Of this thread: the strategies whose scopes the code was in when it began to be traced as on one device.
+_left = threading.local()
 
 
 @contextlib.contextmanager
@@ -18,16 +22,22 @@ def as_on_one_device() -> Iterator[None]:
 
     graph = tf.compat.v1.get_default_graph()
     outer, graph._distribution_strategy_stack = graph._distribution_strategy_stack, []
+    before, _left.strategies = getattr(_left, "strategies", []), outer
     try:
         with save_context.save_context(tf.saved_model.SaveOptions()):
             yield
     finally:
         graph._distribution_strategy_stack = outer
+        _left.strategies = before
 
 
 @contextlib.contextmanager
 def as_under_a_strategy() -> Iterator[None]:
-    """A context in which `as_on_one_device` has no effect, outside of the function that is being traced."""
+    """A context in which `as_on_one_device` has no effect, outside of the function that is being traced.
+
+    The graph stays the default one, with its creators of variables. A strategy whose scope the code was in
+    has its creator there already, and its scope adds none if it is known to be entered.
+    """
     import tensorflow as tf
     from tensorflow.python.saved_model import save_context
 
@@ -36,7 +46,12 @@ def as_under_a_strategy() -> Iterator[None]:
     state.exit_save_context()
     try:
         with tf.init_scope():
-            yield
+            graph = tf.compat.v1.get_default_graph()
+            own, graph._distribution_strategy_stack = graph._distribution_strategy_stack, _left.strategies
+            try:
+                yield
+            finally:
+                graph._distribution_strategy_stack = own
     finally:
         if inside:
             state.enter_save_context(options)
