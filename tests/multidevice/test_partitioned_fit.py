@@ -104,6 +104,22 @@ def test_normalization_that_is_not_synchronized_uses_each_replicas_rows() -> Non
     np.testing.assert_allclose(found[1]["loss"], by_replica[1]["loss"], rtol=2e-4)
 
 
+def test_normalization_of_batches_of_a_fixed_size_uses_each_replicas_rows() -> None:
+    x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(20, drop_remainder=True)
+    weights = []
+    for strategy in (dtrain.MirroredStrategy(), dtrain.CentralStorageStrategy(["CPU:0", "CPU:1"])):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            body = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+            made = keras.Sequential([keras.Input((4,)), *body])
+            made.compile(keras.optimizers.SGD(0.05), "mse")
+        made.fit(data, epochs=2, verbose=0)
+        weights.append(made.get_weights())
+    for found, expected in zip(*weights, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-6)
+
+
 def test_what_ran_eagerly_goes_on_traced() -> None:
     """Metrics, weights and the optimizer's state of an eager fit are those that a traced one finds."""
 

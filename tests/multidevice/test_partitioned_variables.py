@@ -153,9 +153,13 @@ def test_a_change_that_no_sum_of_parts_can_follow_is_an_error() -> None:
         on_replicas(multiplied, rows, [2, 2], "parts")
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["divided gradients", "whole gradients"])
 @pytest.mark.parametrize("sizes", [[3, 2], [2, 0, 3]], ids=str)
-def test_a_local_region_sees_its_replicas_rows_only(sizes: list[int]) -> None:
-    """Its outputs and gradients are its own, and what it writes is the mean of the replicas', by rows."""
+def test_a_local_region_sees_its_replicas_rows_only(sizes: list[int], whole: bool) -> None:
+    """Its outputs and gradients are its own, and what it writes is the mean of the replicas', by rows.
+
+    An operation without a rule gives its gradient whole.
+    """
 
     def normalized(variable: tf.Variable, rows: tf.Tensor) -> Any:
         def centred(rows: tf.Tensor) -> tf.Tensor:
@@ -167,7 +171,8 @@ def test_a_local_region_sees_its_replicas_rows_only(sizes: list[int]) -> None:
         with tf.GradientTape() as tape:
             tape.watch([rows, scale])
             found = local_region(centred, rows)
-            loss = tf.reduce_sum(found**3)
+            cubes = tf.reverse(tf.reverse(found, [0]), [0]) ** 3 if whole else found**3
+            loss = tf.reduce_sum(cubes)
         return found, *tape.gradient(loss, [rows, scale])
 
     rows = np.random.default_rng(0).normal(size=[5, 2]).astype("float32")

@@ -53,7 +53,9 @@ def region(step: Partitioner, name: str, graph: TracedGraph, inputs: Sequence[Va
         graph: the function.
         inputs: the values of its inputs.
     """
-    lead = next((value.sharded for value in inputs if value.sharded and value.sharded.dim == 0), None)
+    rows = [value.sharded for value in inputs if value.sharded and value.sharded.dim == 0]
+    rows += [value.region for value in inputs if value.region]  # what a gradient gets may be whole
+    lead = next(iter(rows), None)
     if lead is None:
         return step.run(graph, [step.whole(value) for value in inputs])
     given = [_own(step, value, tensor, lead) for value, tensor in zip(inputs, graph.inputs, strict=True)]
@@ -62,7 +64,8 @@ def region(step: Partitioner, name: str, graph: TracedGraph, inputs: Sequence[Va
     if _BACKWARD in name:
         return [step.counted(_labelled(value, lead, PARTIAL)) for value in outputs]
     # What is kept for the gradient comes after the only result.
-    return [_labelled(value, lead, LOCAL) if place == 0 else value for place, value in enumerate(outputs)]
+    kept = [dataclasses.replace(value, region=lead) if value.local else value for value in outputs[1:]]
+    return [_labelled(outputs[0], lead, LOCAL), *kept]
 
 
 def _own(step: Partitioner, value: Value, tensor: TracedTensor, lead: Sharded) -> Value:
@@ -71,7 +74,11 @@ def _own(step: Partitioner, value: Value, tensor: TracedTensor, lead: Sharded) -
         value = step.divided(value, lead)
     if value.partial:
         value = step.whole(value)
-    return dataclasses.replace(value, layout=LOCAL) if value.sharded else value
+    if value.sharded is None:
+        return value
+    # How many rows a replica has is not known, even where it is known for the whole batch.
+    shape = tuple(None if dim == value.sharded.dim else size for dim, size in enumerate(value.sizes))
+    return dataclasses.replace(value, layout=LOCAL, shape=shape)
 
 
 def _labelled(value: Value, lead: Sharded, otherwise: Layout) -> Value:

@@ -38,6 +38,7 @@ class Value:
         in_parts: of the handle of a variable, whether the sum of the replicas' copies is its value.
         summed, kept: of axes that only the running step knows, those that surely are among them, and not.
         reserved: of a list that has no elements yet, the operation that made it, and its inputs.
+        region: of each replica's own value, how the rows of its local region are divided.
         mark: of a sum that is not made yet, the number by which the caller makes it (`marks.py`).
     """
 
@@ -52,6 +53,7 @@ class Value:
     summed: frozenset[int] = frozenset()
     kept: frozenset[int] = frozenset()
     reserved: tuple[TracedOperation, list[Value]] | None = None
+    region: Sharded | None = None
     mark: int | None = None
     whole: dict[NodeBlock, Value] = dataclasses.field(default_factory=dict, repr=False)
 
