@@ -6,19 +6,28 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 from tests.partitioned_models import MODELS, ROWS, trained
 
 import dtrain
+from dtrain.errors import StepError
+
+# Models whose replicas communicate in a condition.
+IN_CONDITIONS = ("optimizers_in_a_condition",)
 
 
-def numbers(strategy: Any) -> dict[str, list[Any]]:
-    """For each model, its weights, history, scores and predictions."""
+def numbers(strategy: Any, refused: tuple[str, ...] = ()) -> dict[str, list[Any]]:
+    """For each model, its weights, history, scores and predictions; some are refused."""
     x = np.random.default_rng(1).normal(size=(ROWS, 6)).astype("float32")
     found: dict[str, list[Any]] = {}
     for number, (name, make) in enumerate(MODELS.items()):
         if "eager" in name:
             continue  # not traced, and so not partitioned
+        if name in refused:
+            with pytest.raises(StepError, match="inside a condition or a loop"):
+                trained(strategy, make, batch=17, as_dataset=False)
+            continue
         made, history, scores = trained(strategy, make, batch=17, as_dataset=bool(number % 2))
         callable_alone = type(made).call is not keras.Model.call
         outputs = made.predict(x, batch_size=17, verbose=0) if callable_alone else ()
@@ -26,22 +35,23 @@ def numbers(strategy: Any) -> dict[str, list[Any]]:
     return found
 
 
-def of_worker() -> dict[str, list[Any]]:
+def of_worker(devices: int) -> dict[str, list[Any]]:
     from dataclasses import replace
 
     strategy = dtrain.MultiWorkerMirroredStrategy()
-    assert strategy.num_replicas_in_sync == 3
+    assert strategy.num_replicas_in_sync > devices
     strategy.dtrain_layout = replace(strategy.dtrain_layout, partitioned=True)
-    return numbers(strategy)
+    return numbers(strategy, IN_CONDITIONS if devices > 1 else ())
 
 
-def test_three_workers_have_the_numbers_of_one_device() -> None:
-    """Batches of 17 give uneven parts; the last batch has one row, so two workers have none."""
-    first, *others = dtrain.spawn(of_worker, workers=3)
+@pytest.mark.parametrize(("workers", "devices"), [(3, 1), (2, 2)], ids=["transport", "TensorFlow's ring"])
+def test_workers_have_the_numbers_of_one_device(workers: int, devices: int) -> None:
+    """Batches of 17 give uneven parts; the last batch has one row, so all replicas but one have none."""
+    first, *others = dtrain.spawn(of_worker, workers, args=(devices,), devices_per_worker=devices)
     one = numbers(tf.distribute.get_strategy())
-    assert len(one) > 5
-    for name, values in one.items():
-        for place, expected in enumerate(values):
+    assert len(first) > 5
+    for name in first:
+        for place, expected in enumerate(one[name]):
             found = first[name][place]
             np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5, err_msg=name)
             for other in others:

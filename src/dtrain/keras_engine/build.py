@@ -82,7 +82,8 @@ def build(model: Any, spec: Any) -> None:
     if upstream_keras.strategy_of(model) is not None:
         check_model(model)
     layout = layout_of(model.distribute_strategy)
-    if layout is not None and (layout.partitioned or layout.replicas == 1) and spec is not None:
+    one = layout is not None and layout.replicas == 1 and not _is_made(model)
+    if spec is not None and (one or (layout is not None and layout.partitioned)):
         _build_as_one_device(model, spec)
         return
     with model.distribute_strategy.scope():
@@ -100,6 +101,11 @@ def build(model: Any, spec: Any) -> None:
             model.optimizer.build(model.trainable_variables)
 
 
+def _is_made(model: Any) -> bool:
+    """Whether all layers of a model have their variables."""
+    return all(layer.built for layer in upstream_keras.layers_of(model))
+
+
 def _build_as_one_device(model: Any, spec: Any) -> None:
     """As `build`, for a step that is traced as one device's program.
 
@@ -108,7 +114,7 @@ def _build_as_one_device(model: Any, spec: Any) -> None:
     to the step itself. What runs eagerly is built by its first step.
     """
     strategy, optimizer = model.distribute_strategy, model.optimizer
-    made = all(layer.built for layer in upstream_keras.layers_of(model))
+    made = _is_made(model)
     stock = step_is_stock(model, "train_step")
     with strategy.scope():
         upstream_keras.seed_generator_global()
@@ -167,7 +173,7 @@ def _build_otherwise(model: Any, spec: Any, error: Exception) -> None:
     if not step_is_stock(model, "train_step"):
         logger.debug("%s builds itself in its own step: %s", type(model).__name__, error)
         return
-    if all(layer.built for layer in upstream_keras.layers_of(model)):
+    if _is_made(model):
         raise error
     x, _, _ = keras.utils.unpack_x_y_sample_weight(map_leaves(blank, spec))
     model(x)

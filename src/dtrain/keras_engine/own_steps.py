@@ -13,14 +13,15 @@ import tensorflow as tf
 
 from dtrain.errors import StepError
 from dtrain.keras_engine.context import local_update
+from dtrain.keras_engine.gradient_marks import GradientMarks
 from dtrain.keras_engine.gradients import averaged_optimizer
 from dtrain.keras_engine.partitioned_steps import (
     PartitionedProgram,
-    between_workers,
     copies_of,
     leaves_there,
     traced_as_one_device,
 )
+from dtrain.keras_engine.replica_communication import ReplicaCommunication
 from dtrain.keras_engine.rows import (
     any_rows,
     batch_rows,
@@ -30,7 +31,7 @@ from dtrain.keras_engine.rows import (
     without_optionals,
 )
 from dtrain.keras_engine.steps import silent_results
-from dtrain.partition.emission import OneProcess, ProcessCommunication
+from dtrain.partition.communication import Communication
 from dtrain.upstream import tensorflow as upstream_tf
 
 
@@ -38,13 +39,13 @@ class OwnSteps(PartitionedProgram):
     """The train step of local SGD."""
 
     _own: Any = None
-    _between: ProcessCommunication = OneProcess()
+    _communication: ReplicaCommunication
 
     def prepare(self, spec: Any, phase: str | None) -> None:
         """As `Program.prepare`: traces the step once, for any number of rows."""
         del phase
         strategy = self._model.distribute_strategy
-        self._between = between_workers(strategy)
+        self._communication = ReplicaCommunication(strategy, self._layout, GradientMarks())
         with averaged_optimizer.set(self._model.optimizer):
             spec = map_leaves(any_rows, without_optional_specs(spec))
             self._own = traced_as_one_device(self._stock_step, spec, strategy)
@@ -131,10 +132,12 @@ class OwnSteps(PartitionedProgram):
                     f"{tensor.shape}. Only a scalar of floats has a mean over the replicas.",
                     hint="return the loss and metrics as scalars, or leave out gradient_hook",
                 )
-        sums = [
-            tf.add_n([value * tf.cast(size, value.dtype) for value, size in zip(values, sizes, strict=True)])
+        parts = [
+            [value * tf.cast(size, value.dtype) for value, size in zip(values, sizes, strict=True)]
             for values in zip(*numbers, strict=True)
         ]
-        *sums, rows = self._between.all_reduce([*sums, tf.add_n(list(sizes))])
+        # What runs eagerly is here for the replicas with rows only.
+        together = Communication() if self._model.run_eagerly else self._communication
+        *sums, rows = (total[0] for total in together.sums([*parts, list(sizes)], nested=False))
         means = [tf.math.divide_no_nan(total, tf.cast(rows, total.dtype)) for total in sums]
         return tf.nest.pack_sequence_as(each[0], means)

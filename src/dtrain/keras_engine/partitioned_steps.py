@@ -12,20 +12,17 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.keras_engine.accumulation import PARTS
-from dtrain.keras_engine.context import all_reduce_sum
 from dtrain.keras_engine.gradient_marks import GradientMarks, gradient_marks
-from dtrain.keras_engine.gradients import sum_gradients
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.replica_communication import ReplicaCommunication
 from dtrain.keras_engine.rows import (
     batch_rows,
     is_dense,
-    joined_rows,
     without_optional_specs,
     without_optionals,
 )
 from dtrain.keras_engine.single_program import as_single_program, making_variables
 from dtrain.keras_engine.steps import Program, silent_results, step_is_stock
-from dtrain.partition.emission import OneProcess, ProcessCommunication, Sums
 from dtrain.partition.layouts import REPLICATED, Layout
 from dtrain.partition.partition import Partitioned, by_batch
 from dtrain.partition.replicas import Replicas
@@ -57,16 +54,12 @@ class DividedFunction:
     ) -> None:
         self._compiled = compiled
         self._replicas, self._first = layout.replicas, layout.first_replica
-        self._between = between_workers(strategy)
         leaves = leaves_there(spec)
         rows = [leaf.shape[0] for leaf in leaves if leaf.shape.rank]
         self._some_idle = not rows or rows[0] is None or rows[0] < layout.replicas
-        self._strategy = strategy
-        self._sums: Sums | None = None
-        if layout.cross_device_sums:
-            self._sums = lambda parts: self._in_replicas(lambda *own: all_reduce_sum(list(own)), parts)
-        self._marks = GradientMarks()
-        with gradient_marks.set(self._marks if layout.gradient_hook is not None else None):
+        marks = GradientMarks()
+        self._communication = ReplicaCommunication(strategy, layout, marks)
+        with gradient_marks.set(marks if layout.gradient_hook is not None else None):
             self._function = traced_as_one_device(function, spec, strategy)
         variables = _distributed(self._function)
         copies = copies_of(self._function)
@@ -98,56 +91,23 @@ class DividedFunction:
         leaves = [leaves_there(part) for part in parts]
         sizes = tf.ones([self._replicas], tf.int32)
         if leaves:
-            sizes = tf.stack([batch_rows(part) for part in leaves])
-            (sizes,) = self._between.all_gather([sizes])
+            rows = [tf.reshape(batch_rows(part), [1]) for part in leaves]
+            sizes = self._communication.gathers([rows])[0][0]
         if leaves and self._some_idle:
             leaves = _with_rows(leaves, sizes, self._first)
         inputs: list[list[tf.Tensor]] = []
         for each in zip(*leaves, strict=True):
-            given = each if is_dense(each[0]) else [self._whole(joined_rows(each), sizes)] * len(each)
+            given = list(each)
+            if not is_dense(each[0]):
+                given = [self._communication.whole(each, sizes, self._first)] * len(each)
             components = [tf.nest.flatten(leaf, expand_composites=True) for leaf in given]
             inputs += map(list, zip(*components, strict=True))
-        made = self._partitioned(
-            sizes, inputs, self._between, self._sums, self._hooked, compiled=self._compiled
-        )
-        found = iter(made)
+        found = iter(self._partitioned(sizes, inputs, self._communication, compiled=self._compiled))
         return tf.nest.map_structure(
             lambda spec: spec if spec is None else _shaped(next(found), spec),
             self._function.structured_outputs,
             expand_composites=True,
         )
-
-    def _hooked(
-        self, marks: Sequence[int], parts: Sequence[Sequence[tf.Tensor]]
-    ) -> Sequence[Sequence[tf.Tensor]]:
-        """What the strategy's hook makes of gradients, in replicas, as in a loop of the user's own."""
-        variables = self._marks.variables(marks)
-        return self._in_replicas(lambda *gradients: sum_gradients(gradients, variables), parts)
-
-    def _in_replicas(
-        self, function: Callable[..., Any], parts: Sequence[Sequence[tf.Tensor]]
-    ) -> Sequence[Sequence[tf.Tensor]]:
-        given = tuple(upstream_tf.per_replica(list(each)) for each in parts)
-        found = self._strategy.run(function, args=given)
-        return [self._strategy.experimental_local_results(each) for each in found]
-
-    def _whole(self, value: Any, sizes: tf.Tensor) -> Any:
-        """The whole of a ragged or sparse value, of which each process has its own rows."""
-        gather = self._between.all_gather
-        if isinstance(self._between, OneProcess):
-            return value
-        if isinstance(value, tf.RaggedTensor):
-            inner = self._whole(value.values, sizes)
-            (lengths,) = gather([value.row_lengths()])
-            return tf.RaggedTensor.from_row_lengths(inner, lengths, validate=False)
-        if not isinstance(value, tf.SparseTensor):
-            return gather([value])[0]
-        before = tf.cast(tf.reduce_sum(sizes[: self._first]), tf.int64)
-        column = tf.one_hot(0, tf.shape(value.indices)[1], on_value=before)
-        shape = tf.stack([value.dense_shape])
-        indices, values, shapes = gather([value.indices + column, value.values, shape])
-        rows = tf.cast(tf.reduce_sum(sizes), tf.int64)
-        return tf.SparseTensor(indices, values, tf.concat([[rows], shapes[0, 1:]], axis=0))
 
 
 def traced_as_one_device(function: Callable[..., Any], spec: Any, strategy: Any) -> Any:
@@ -242,29 +202,6 @@ def is_in_parts(variable: Any) -> bool:
 def copies_of(function: Any) -> dict[int, list[tf.Tensor]]:
     """The handles of the copies of each variable that a function uses, by the id of the handle in it."""
     return {key: [copy.handle for copy in each.values] for key, each in _distributed(function).items()}
-
-
-def between_workers(strategy: Any) -> ProcessCommunication:
-    """What the processes of a strategy do together."""
-    calls = getattr(strategy.extended, "dtrain_calls", None)
-    return OneProcess() if calls is None else _BetweenWorkers(calls)
-
-
-class _BetweenWorkers:
-    """What the processes of a job do together, by dtrain's collective calls."""
-
-    def __init__(self, calls: Any) -> None:
-        self._calls = calls
-
-    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """As `ProcessCommunication.all_reduce`."""
-        found: list[tf.Tensor] = self._calls.sums(tensors)
-        return found
-
-    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """As `ProcessCommunication.all_gather`."""
-        found: list[tf.Tensor] = self._calls.gather(tensors)
-        return found
 
 
 class SingleProgram(Program):

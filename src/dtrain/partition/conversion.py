@@ -100,8 +100,9 @@ class LayoutConversion:
 
     def _gathered(self, value: Value, dim: int) -> Value:
         attributes = {"dim": dim, "rank": value.rank}
-        (found,) = self.build.node(ALL_GATHER, self.counted_rows(value.parts, dim), attributes, [value.dtype])
-        return Value(self._on_each(found), REPLICATED, value.shape, tensor=value.tensor)
+        parts, dtypes = self.counted_rows(value.parts, dim), [value.dtype] * self.replicas.here
+        found = self.build.node(ALL_GATHER, parts, attributes, dtypes)
+        return Value(found, REPLICATED, value.shape, tensor=value.tensor)
 
     def _on_each(self, value: Ref) -> tuple[Ref, ...]:
         """A value that is on one device, sent to each of the others once: what follows is computed there."""

@@ -6,13 +6,13 @@ operation. Then come the collectives whose inputs that round has computed, all t
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
+from dtrain.partition.communication import Communication, Parts
 from dtrain.partition.nodes import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -26,62 +26,22 @@ from dtrain.partition.nodes import (
     free_refs,
 )
 from dtrain.partition.segments import Segment, segments_of
-from dtrain.upstream.tensorflow import sum_in_order
-
-
-class ProcessCommunication(Protocol):
-    """What the processes of a job do together; the tensors are in the same order on all of them."""
-
-    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums of the processes' tensors."""
-
-    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The processes' tensors, one after another along the first dimension; their lengths may differ."""
-
-
-Sums = Callable[[Sequence[Sequence[tf.Tensor]]], Sequence[Sequence[tf.Tensor]]]
-"""Takes for each sum the parts of this process' replicas; returns it on the device of each of them."""
-MarkedSums = Callable[[Sequence[int], Sequence[Sequence[tf.Tensor]]], Sequence[Sequence[tf.Tensor]]]
-"""As `Sums`, of the caller's, which is also given the mark of each sum (`marks.py`)."""
-
-
-class OneProcess:
-    """Null object: all replicas are in this process."""
-
-    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The tensors as they are."""
-        return list(tensors)
-
-    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The tensors as they are."""
-        return list(tensors)
 
 
 class Emission:
     """Makes the operations of blocks in the graph that is being traced.
 
     Args:
-        communication: how processes communicate.
+        communication: how replicas communicate.
         devices: the device of each replica of this process; none if TensorFlow places them.
-        sums: makes the sums over all replicas, if all are in this process; None if they are made one after
-            another on the first replica's device.
-        marked_sums: makes those sums that are marked; None if they are made as the others.
         compiled: whether XLA compiles what a replica computes between two rounds of communication.
     """
 
     def __init__(
-        self,
-        communication: ProcessCommunication,
-        devices: Sequence[str] = (),
-        sums: Sums | None = None,
-        marked_sums: MarkedSums | None = None,
-        *,
-        compiled: bool = False,
+        self, communication: Communication, devices: Sequence[str] = (), *, compiled: bool = False
     ) -> None:
-        self._sums = sums
         self._compiled = compiled
         self._communication = communication
-        self._marked_sums = marked_sums
         self._devices = tuple(devices)
 
     def emit(
@@ -218,35 +178,22 @@ class Emission:
         tokens.update((node, made[Ref(node)]) for node in nodes if node.dtypes)
 
     def _communicate(self, nodes: list[Node], made: dict[Ref, tf.Tensor], *, nested: bool) -> None:
-        """Makes the collectives of one round: all sums in one call, and all gathers in another.
-
-        In loops and branches sums are made in order: devices could begin those of two loops the other way.
-        """
+        """Makes the collectives of one round: all sums in one call, and all gathers in another."""
+        together = self._communication
         sums = [node for node in nodes if node.type == ALL_REDUCE]
-        marked = [node for node in sums if node.attributes["mark"] is not None and self._marked_sums]
-        plain = [node for node in sums if node not in marked]
-        if marked and self._marked_sums:
-            marks = [node.attributes["mark"] for node in marked]
-            _note_sums(marked, made, functools.partial(self._marked_sums, marks))
-        if plain:
-            _note_sums(plain, made, self._sums if self._sums and not nested else self._sums_in_order)
+        marked = [node for node in sums if node.attributes["mark"] is not None]
+        plain = [node for node in sums if node.attributes["mark"] is None]
         gathers = [node for node in nodes if node.type == ALL_GATHER]
-        if gathers:
-            own = [_rows_first(_concat([made[ref] for ref in node.inputs], node), node) for node in gathers]
-            found = self._communication.all_gather(own)
-            for node, tensor in zip(gathers, found, strict=True):
-                made[Ref(node)] = _rows_back(tensor, node)
 
-    def _sums_in_order(self, parts: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
-        """The sums over all processes; within this one with the same bits in every run."""
-        totals = self._communication.all_reduce([sum_in_order(each) for each in parts])
-        found = []
-        for total, each in zip(totals, parts, strict=True):
-            found.append([total])
-            for place in range(1, len(each)):
-                with tf.device(self._devices[place] if self._devices else None):
-                    found[-1].append(tf.identity(total))
-        return found
+        def note(some: list[Node], make: Callable[[Parts], Parts], before: _Moved, after: _Moved) -> None:
+            parts = [[before(made[ref], node) for ref in node.inputs] for node in some]
+            for node, each in zip(some, make(parts) if some else (), strict=True):
+                made.update((Ref(node, place), after(found, node)) for place, found in enumerate(each))
+
+        marks = [node.attributes["mark"] for node in marked]
+        note(marked, lambda parts: together.marked_sums(marks, parts, nested=nested), _as_is, _as_is)
+        note(plain, lambda parts: together.sums(parts, nested=nested), _as_is, _as_is)
+        note(gathers, together.gathers, _rows_first, _rows_back)
 
     def _control_flow(self, node: Node, made: dict[Ref, tf.Tensor], tokens: dict[Node, tf.Tensor]) -> None:
         before = [tokens[each] for each in node.control if each in tokens]
@@ -298,20 +245,17 @@ class Emission:
         )
 
 
-def _note_sums(nodes: Sequence[Node], made: dict[Ref, tf.Tensor], make: Sums) -> None:
-    """Makes the sums of these nodes, which have one output for each replica of this process."""
-    found = make([[made[ref] for ref in node.inputs] for node in nodes])
-    for node, each in zip(nodes, found, strict=True):
-        made.update((Ref(node, place), total) for place, total in enumerate(each))
-
-
 def _is_elsewhere(tensor: tf.Tensor, device: str) -> bool:
     own = tf.DeviceSpec.from_string(tensor.device)
     return tensor.dtype != tf.resource and own != tf.DeviceSpec.from_string(device)
 
 
-def _concat(parts: list[tf.Tensor], node: Node) -> tf.Tensor:
-    return parts[0] if len(parts) == 1 else tf.concat(parts, node.attributes["dim"])
+_Moved = Callable[[tf.Tensor, Node], tf.Tensor]
+
+
+def _as_is(tensor: tf.Tensor, node: Node) -> tf.Tensor:
+    del node
+    return tensor
 
 
 def _rows_first(tensor: tf.Tensor, node: Node) -> tf.Tensor:
@@ -321,4 +265,5 @@ def _rows_first(tensor: tf.Tensor, node: Node) -> tf.Tensor:
 
 def _rows_back(tensor: tf.Tensor, node: Node) -> tf.Tensor:
     dim, rank = node.attributes["dim"], node.attributes["rank"]
-    return tf.transpose(tensor, [*range(1, dim + 1), 0, *range(dim + 1, rank)]) if dim else tensor
+    with tf.device(tensor.device):
+        return tf.transpose(tensor, [*range(1, dim + 1), 0, *range(dim + 1, rank)]) if dim else tensor

@@ -8,8 +8,9 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.partition import rules
+from dtrain.partition.communication import Communication
 from dtrain.partition.conversion import BATCH
-from dtrain.partition.emission import Emission, MarkedSums, OneProcess, ProcessCommunication, Sums
+from dtrain.partition.emission import Emission
 from dtrain.partition.layouts import REPLICATED, Layout, RowCount, Sharded
 from dtrain.partition.nodes import COLLECTIVES, NodeBlock
 from dtrain.partition.partitioner import Partitioner
@@ -111,9 +112,7 @@ class Partitioned:
         self,
         sizes: tf.Tensor,
         inputs: Sequence[Sequence[tf.Tensor]],
-        communication: ProcessCommunication | None = None,
-        sums: Sums | None = None,
-        marked_sums: MarkedSums | None = None,
+        communication: Communication | None = None,
         *,
         compiled: bool = False,
     ) -> list[tf.Tensor]:
@@ -122,18 +121,14 @@ class Partitioned:
         Args:
             sizes: the rows of all replicas, a vector of type int32.
             inputs: for each input of the function, the parts of the replicas of this process.
-            communication: how processes communicate; None if all replicas are in this one.
-            sums: makes the sums over all replicas, if all are in this process; None if they are made one
-                after another on the first replica's device.
-            marked_sums: makes the sums that are marked (`marks.py`); None if they are made as the others.
+            communication: how replicas communicate; None if all are in this process.
             compiled: whether XLA compiles what a replica computes between two rounds of communication.
 
         Returns:
             The whole outputs.
         """
-        emission = Emission(
-            communication or OneProcess(), self.replicas.devices, sums, marked_sums, compiled=compiled
-        )
+        devices = self.replicas.devices
+        emission = Emission(communication or Communication(devices=devices), devices, compiled=compiled)
         given = iter(inputs)
         tensors: list[tf.Tensor] = [sizes]
         for captured in self._captured:

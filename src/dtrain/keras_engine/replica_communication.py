@@ -1,0 +1,126 @@
+"""How the replicas of a strategy communicate in a step that is partitioned.
+
+Workers communicate by dtrain's collective calls, where the strategy has them; else in replicas, by
+TensorFlow's collectives, as a loop of the user's own does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.errors import StepError
+from dtrain.keras_engine.context import all_reduce_sum, gather_examples
+from dtrain.keras_engine.gradient_marks import GradientMarks
+from dtrain.keras_engine.gradients import sum_gradients
+from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.partition.communication import Communication, OneProcess, Parts
+from dtrain.upstream import tensorflow as upstream_tf
+
+
+class ReplicaCommunication(Communication):
+    """The communication of a strategy's replicas.
+
+    Args:
+        strategy: the strategy.
+        layout: its layout.
+        marks: the gradients that its hook reduces.
+    """
+
+    def __init__(self, strategy: Any, layout: ReplicaLayout, marks: GradientMarks) -> None:
+        calls = getattr(strategy.extended, "dtrain_calls", None)
+        processes = OneProcess() if calls is None else _Workers(calls)
+        super().__init__(processes, tuple(strategy.extended.worker_devices))
+        self._strategy = strategy
+        self._marks = marks
+        self._by_tensorflow = layout.workers > 1 and calls is None
+        self._cross_device = layout.cross_device_sums
+
+    def sums(self, parts: Parts, *, nested: bool) -> Parts:
+        """As `Communication.sums`.
+
+        In loops and branches of one process sums are made in order: devices could begin those of two loops
+        the other way.
+
+        Raises:
+            StepError: workers would communicate in a loop or branch by TensorFlow's collectives.
+        """
+        if self._by_tensorflow:
+            _check_not(nested)
+        elif nested or not self._cross_device:
+            return super().sums(parts, nested=nested)
+        return self._in_replicas(lambda *own: all_reduce_sum(list(own)), parts)
+
+    def marked_sums(self, marks: Sequence[int], parts: Parts, *, nested: bool) -> Parts:
+        """What the strategy's gradient hook makes of gradients, as in a loop of the user's own."""
+        if self._by_tensorflow:
+            _check_not(nested)
+        variables = self._marks.variables(marks)
+        return self._in_replicas(lambda *gradients: sum_gradients(gradients, variables), parts)
+
+    def gathers(self, parts: Parts) -> Parts:
+        """As `Communication.gathers`."""
+        if not self._by_tensorflow:
+            return super().gathers(parts)
+        return self._in_replicas(lambda *own: [gather_examples(each) for each in own], parts)
+
+    def whole(self, parts: Sequence[Any], sizes: tf.Tensor, first: int) -> Any:
+        """The whole of a ragged, sparse or dense value, of which each replica has its own rows.
+
+        Args:
+            parts: the values of the replicas of this process.
+            sizes: the rows of all replicas.
+            first: the number of this process' first replica.
+        """
+        kind = parts[0]
+        if isinstance(kind, tf.RaggedTensor):
+            inner = self.whole([part.values for part in parts], sizes, first)
+            lengths = self.whole([part.row_lengths() for part in parts], sizes, first)
+            return tf.RaggedTensor.from_row_lengths(inner, lengths, validate=False)
+        if not isinstance(kind, tf.SparseTensor):
+            return self.gathers([parts])[0][0]
+        begins = [
+            tf.cast(tf.reduce_sum(sizes[:place]), tf.int64) for place in range(first, first + len(parts))
+        ]
+        columns = [
+            tf.one_hot(0, tf.shape(part.indices)[1], on_value=begin)
+            for begin, part in zip(begins, parts, strict=True)
+        ]
+        indices = [part.indices + column for part, column in zip(parts, columns, strict=True)]
+        found = self.gathers([indices, [part.values for part in parts]])
+        rows = tf.cast(tf.reduce_sum(sizes), tf.int64)
+        return tf.SparseTensor(found[0][0], found[1][0], tf.concat([[rows], kind.dense_shape[1:]], axis=0))
+
+    def _in_replicas(self, function: Callable[..., Any], parts: Parts) -> Parts:
+        given = tuple(upstream_tf.per_replica(list(each)) for each in parts)
+        found = self._strategy.run(function, args=given)
+        return [self._strategy.experimental_local_results(each) for each in found]
+
+
+def _check_not(nested: bool) -> None:
+    if nested:
+        raise StepError(
+            "The step communicates between workers inside a condition or a loop, and TensorFlow's "
+            "collectives cannot: each of them runs once a step.",
+            hint="use one device in each worker, whose values dtrain's own transports can send there, or "
+            "move what needs all examples out of the condition or loop",
+        )
+
+
+class _Workers:
+    """What the workers of a job do together, by dtrain's collective calls."""
+
+    def __init__(self, calls: Any) -> None:
+        self._calls = calls
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """As `ProcessCommunication.all_reduce`."""
+        found: list[tf.Tensor] = self._calls.sums(tensors)
+        return found
+
+    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """As `ProcessCommunication.all_gather`."""
+        found: list[tf.Tensor] = self._calls.gather(tensors)
+        return found

@@ -1,0 +1,80 @@
+"""What replicas do together in a partitioned function: sums, and rows one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import tensorflow as tf
+
+from dtrain.upstream.tensorflow import sum_in_order
+
+Parts = Sequence[Sequence[tf.Tensor]]
+"""For each value, a tensor of each replica of this process, on its device."""
+
+
+class ProcessCommunication(Protocol):
+    """What the processes of a job do together; the tensors are in the same order on all of them."""
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums of the processes' tensors."""
+
+    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The processes' tensors, one after another along the first dimension; their lengths may differ."""
+
+
+class OneProcess:
+    """Null object: all replicas are in this process."""
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The tensors as they are."""
+        return list(tensors)
+
+    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The tensors as they are."""
+        return list(tensors)
+
+
+class Communication:
+    """What replicas do together. Those of a process do it on the first one's device, in their order.
+
+    So sums have the same bits in every run. A subclass may make them in another way.
+
+    Args:
+        processes: what processes do together.
+        devices: the device of each replica of this process; none if TensorFlow places them.
+    """
+
+    def __init__(self, processes: ProcessCommunication | None = None, devices: Sequence[str] = ()) -> None:
+        self._processes = processes or OneProcess()
+        self._devices = tuple(devices)
+
+    def sums(self, parts: Parts, *, nested: bool) -> Parts:
+        """The sum of each value's parts over all replicas.
+
+        Args:
+            parts: the parts.
+            nested: whether this is in a loop or branch.
+        """
+        del nested
+        return self._on_each(self._processes.all_reduce([sum_in_order(each) for each in parts]), parts)
+
+    def marked_sums(self, marks: Sequence[int], parts: Parts, *, nested: bool) -> Parts:
+        """As `sums`, of values that were marked (`marks.py`)."""
+        del marks
+        return self.sums(parts, nested=nested)
+
+    def gathers(self, parts: Parts) -> Parts:
+        """The rows of each value's parts, of all replicas, in their order."""
+        own = [each[0] if len(each) == 1 else tf.concat(each, axis=0) for each in parts]
+        return self._on_each(self._processes.all_gather(own), parts)
+
+    def _on_each(self, values: Sequence[tf.Tensor], parts: Parts) -> Parts:
+        """Values that are on the first device, sent to each device once: what follows is computed there."""
+        found = []
+        for value, each in zip(values, parts, strict=True):
+            found.append([value])
+            for place in range(1, len(each)):
+                with tf.device(self._devices[place] if self._devices else None):
+                    found[-1].append(tf.identity(value))
+        return found
