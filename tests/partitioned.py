@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dtrain.partition.communication import Communication
+from dtrain.partition.communication import Collectives
 from dtrain.partition.layouts import PARTIAL, REPLICATED, Layout, RowCount, Sharded
 from dtrain.partition.partition import BATCH, Partitioned
 from dtrain.partition.replicas import Replicas
@@ -147,7 +147,7 @@ class StepOnReplicas:
 
             step = Partitioned(self.concrete, layouts, Replicas(here, replicas, first), copies=copies)
             self.plan = step
-            together = Communication(communication)
+            together = Collectives(communication)
             run = tf.function(lambda sizes, given: step(sizes, given, together), autograph=False)
             return run.get_concrete_function(tf.TensorSpec([replicas], tf.int32), parts)
 

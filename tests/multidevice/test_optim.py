@@ -29,7 +29,7 @@ from dtrain.optim import (
 )
 from dtrain.optim.optimizers import base_optimizer, rate_of, with_settings
 from dtrain.optim.sharded_state import DIVISIBLE
-from dtrain.partition import emission
+from dtrain.partition import communication
 from refusals import refused
 
 RNG = np.random.default_rng(0)
@@ -430,7 +430,7 @@ class Watching(keras.callbacks.Callback):  # type: ignore[misc]
 def reductions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The branch, "true" for the update, in which each gradient is summed while it is traced."""
     found: list[str] = []
-    original = emission.sum_in_order
+    original = communication.sum_in_order
 
     def sum_in_order(values: Any) -> Any:
         graph = tf.compat.v1.get_default_graph().name
@@ -438,7 +438,7 @@ def reductions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             found.append("".join(re.findall("_(true|false)_", graph)))
         return original(values)
 
-    monkeypatch.setattr(emission, "sum_in_order", sum_in_order)
+    monkeypatch.setattr(communication, "sum_in_order", sum_in_order)
     return found
 
 

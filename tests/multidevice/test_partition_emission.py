@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dtrain.partition.communication import Communication, Parts
+from dtrain.partition.communication import Collectives, Parts
 from dtrain.partition.layouts import REPLICATED
 from dtrain.partition.marks import marked
 from dtrain.partition.partition import Partitioned, by_batch
@@ -46,7 +46,7 @@ def test_the_caller_gets_marked_sums_before_anything_is_computed_from_them() -> 
         other = tf.reduce_sum(x @ w, axis=0)
         return 2.0 * total, total + tf.reduce_sum(x), tf.sqrt(tf.abs(total)), 3.0 * other
 
-    class Tenfold(Communication):
+    class Tenfold(Collectives):
         def marked_sums(self, marks: Sequence[int], parts: Parts, *, nested: bool) -> Parts:
             seen.append((list(marks), [[tuple(each.shape) for each in part] for part in parts]))
             return [[10.0 * tf.add_n(each)] * 2 for each in parts]

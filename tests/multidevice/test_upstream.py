@@ -320,7 +320,7 @@ class TestFirstStep:
                 raise TypeError("as in another version")
             return values[0]
 
-        monkeypatch.setattr("dtrain.partition.emission.sum_in_order", sums)
+        monkeypatch.setattr("dtrain.partition.communication.sum_in_order", sums)
         with pytest.raises(UnsupportedVersionError) as caught:
             self.fitted()
         assert wrong in str(caught.value)

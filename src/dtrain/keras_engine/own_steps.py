@@ -21,7 +21,7 @@ from dtrain.keras_engine.partitioned_steps import (
     leaves_there,
     traced_as_one_device,
 )
-from dtrain.keras_engine.replica_communication import ReplicaCommunication
+from dtrain.keras_engine.replica_communication import StrategyCollectives
 from dtrain.keras_engine.rows import (
     any_rows,
     batch_rows,
@@ -31,7 +31,7 @@ from dtrain.keras_engine.rows import (
     without_optionals,
 )
 from dtrain.keras_engine.steps import silent_results
-from dtrain.partition.communication import Communication
+from dtrain.partition.communication import Collectives
 from dtrain.upstream import tensorflow as upstream_tf
 
 
@@ -39,13 +39,13 @@ class OwnSteps(PartitionedProgram):
     """The train step of local SGD."""
 
     _own: Any = None
-    _communication: ReplicaCommunication
+    _communication: StrategyCollectives
 
     def prepare(self, spec: Any, phase: str | None) -> None:
         """As `Program.prepare`: traces the step once, for any number of rows."""
         del phase
         strategy = self._model.distribute_strategy
-        self._communication = ReplicaCommunication(strategy, self._layout, GradientMarks())
+        self._communication = StrategyCollectives(strategy, self._layout, GradientMarks())
         with averaged_optimizer.set(self._model.optimizer):
             spec = map_leaves(any_rows, without_optional_specs(spec))
             self._own = traced_as_one_device(self._stock_step, spec, strategy)
@@ -137,7 +137,7 @@ class OwnSteps(PartitionedProgram):
             for values in zip(*numbers, strict=True)
         ]
         # What runs eagerly is here for the replicas with rows only.
-        together = Communication() if self._model.run_eagerly else self._communication
+        together = Collectives() if self._model.run_eagerly else self._communication
         *sums, rows = (total[0] for total in together.sums([*parts, list(sizes)], nested=False))
         means = [tf.math.divide_no_nan(total, tf.cast(rows, total.dtype)) for total in sums]
         return tf.nest.pack_sequence_as(each[0], means)

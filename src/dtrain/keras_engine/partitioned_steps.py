@@ -14,7 +14,7 @@ import tensorflow as tf
 from dtrain.keras_engine.accumulation import PARTS
 from dtrain.keras_engine.gradient_marks import GradientMarks, gradient_marks
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.replica_communication import ReplicaCommunication
+from dtrain.keras_engine.replica_communication import StrategyCollectives
 from dtrain.keras_engine.rows import (
     batch_rows,
     is_dense,
@@ -58,7 +58,7 @@ class DividedFunction:
         rows = [leaf.shape[0] for leaf in leaves if leaf.shape.rank]
         self._some_idle = not rows or rows[0] is None or rows[0] < layout.replicas
         marks = GradientMarks()
-        self._communication = ReplicaCommunication(strategy, layout, marks)
+        self._communication = StrategyCollectives(strategy, layout, marks)
         with gradient_marks.set(marks if layout.gradient_hook is not None else None):
             self._function = traced_as_one_device(function, spec, strategy)
         variables = _distributed(self._function)

@@ -16,11 +16,11 @@ from dtrain.keras_engine.context import all_reduce_sum, gather_examples
 from dtrain.keras_engine.gradient_marks import GradientMarks
 from dtrain.keras_engine.gradients import sum_gradients
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.partition.communication import Communication, OneProcess, Parts
+from dtrain.partition.communication import Collectives, OneProcess, Parts
 from dtrain.upstream import tensorflow as upstream_tf
 
 
-class ReplicaCommunication(Communication):
+class StrategyCollectives(Collectives):
     """The communication of a strategy's replicas.
 
     Args:
@@ -31,7 +31,7 @@ class ReplicaCommunication(Communication):
 
     def __init__(self, strategy: Any, layout: ReplicaLayout, marks: GradientMarks) -> None:
         calls = getattr(strategy.extended, "dtrain_calls", None)
-        processes = OneProcess() if calls is None else _Workers(calls)
+        processes = OneProcess() if calls is None else _WorkerCalls(calls)
         super().__init__(processes, tuple(strategy.extended.worker_devices))
         self._strategy = strategy
         self._marks = marks
@@ -39,7 +39,7 @@ class ReplicaCommunication(Communication):
         self._cross_device = layout.cross_device_sums
 
     def sums(self, parts: Parts, *, nested: bool) -> Parts:
-        """As `Communication.sums`.
+        """As `Collectives.sums`.
 
         In loops and branches of one process sums are made in order: devices could begin those of two loops
         the other way.
@@ -61,7 +61,7 @@ class ReplicaCommunication(Communication):
         return self._in_replicas(lambda *gradients: sum_gradients(gradients, variables), parts)
 
     def gathers(self, parts: Parts) -> Parts:
-        """As `Communication.gathers`."""
+        """As `Collectives.gathers`."""
         if not self._by_tensorflow:
             return super().gathers(parts)
         return self._in_replicas(lambda *own: [gather_examples(each) for each in own], parts)
@@ -109,7 +109,7 @@ def _check_not(nested: bool) -> None:
         )
 
 
-class _Workers:
+class _WorkerCalls:
     """What the workers of a job do together, by dtrain's collective calls."""
 
     def __init__(self, calls: Any) -> None:

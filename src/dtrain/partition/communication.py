@@ -35,7 +35,7 @@ class OneProcess:
         return list(tensors)
 
 
-class Communication:
+class Collectives:
     """What replicas do together. Those of a process do it on the first one's device, in their order.
 
     So sums have the same bits in every run. A subclass may make them in another way.

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.partition.communication import Communication, Parts
+from dtrain.partition.communication import Collectives, Parts
 from dtrain.partition.nodes import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -38,7 +38,7 @@ class Emission:
     """
 
     def __init__(
-        self, communication: Communication, devices: Sequence[str] = (), *, compiled: bool = False
+        self, communication: Collectives, devices: Sequence[str] = (), *, compiled: bool = False
     ) -> None:
         self._compiled = compiled
         self._communication = communication

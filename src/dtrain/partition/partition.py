@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.partition import rules
-from dtrain.partition.communication import Communication
+from dtrain.partition.communication import Collectives
 from dtrain.partition.conversion import BATCH
 from dtrain.partition.emission import Emission
 from dtrain.partition.layouts import REPLICATED, Layout, RowCount, Sharded
@@ -112,7 +112,7 @@ class Partitioned:
         self,
         sizes: tf.Tensor,
         inputs: Sequence[Sequence[tf.Tensor]],
-        communication: Communication | None = None,
+        communication: Collectives | None = None,
         *,
         compiled: bool = False,
     ) -> list[tf.Tensor]:
@@ -128,7 +128,7 @@ class Partitioned:
             The whole outputs.
         """
         devices = self.replicas.devices
-        emission = Emission(communication or Communication(devices=devices), devices, compiled=compiled)
+        emission = Emission(communication or Collectives(devices=devices), devices, compiled=compiled)
         given = iter(inputs)
         tensors: list[tf.Tensor] = [sizes]
         for captured in self._captured:
