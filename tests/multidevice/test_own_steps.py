@@ -106,6 +106,16 @@ def test_a_step_that_scales_by_the_replicas_is_traced_once_more() -> None:
     alike(scaled)
 
 
+def test_a_step_need_not_use_the_loss_and_metrics_that_it_is_compiled_with() -> None:
+    def make(strategy: Any) -> Any:
+        model = own_step(strategy)
+        with strategy.scope():
+            model.compile("sgd", "mse", metrics=["mae"])
+        return model
+
+    alike(make)
+
+
 class Block(keras.layers.Layer):
     """Builds what is in it when it is called."""
 

@@ -120,15 +120,19 @@ def _build_as_one_device(model: Any, spec: Any) -> None:
         upstream_keras.seed_generator_global()
         if made and stock and optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
-    if model.run_eagerly or (made and not stock and (optimizer is None or optimizer.built)):
+    if model.run_eagerly:
         return
+    whole = made and (stock or optimizer is None or optimizer.built)
     try:
-        if made and stock:
-            with strategy.scope():
-                _build_from(model, spec)
-        else:
+        if not whole:
             name = "test_step" if loop_of(model).kind == "evaluate" else "train_step"
             traced_as_one_device(getattr(model, name), without_optional_specs(spec), strategy)
+        if made or not stock:  # what a step of the user's own does not use, such as compiled metrics
+            with (
+                strategy.scope(),
+                contextlib.nullcontext() if stock else layer_calls.built_or_untouched(model),
+            ):
+                _build_from(model, spec)
     except Exception:
         logger.debug("%s is built by its first step", type(model).__name__, exc_info=True)
 

@@ -250,7 +250,7 @@ class PartitionedProgram(SingleProgram):
         self._results: DividedFunction | None = None
 
     def prepare(self, spec: Any, phase: str | None) -> None:
-        """As `Program.prepare`: traces the step and the metrics' results, and divides both."""
+        """As `Program.prepare`: traces the step and, where they are the logs, the metrics' results."""
         spec = without_optional_specs(spec)
         key = f"{spec} {phase}"
         if key not in self._steps:
@@ -272,12 +272,17 @@ class PartitionedProgram(SingleProgram):
 
     def results(self) -> Any:
         """The metrics over all steps since they were reset."""
-        return (self._results or self._divide_results())([])
+        if self._results is None:  # there was no batch
+            self._divide_results()
+        return {} if self._results is None else self._results([])
 
-    def _divide_results(self) -> DividedFunction:
-        """Traces the metrics' results, again after metrics were added, and divides them."""
-        self._results = self._divided(lambda _: self._model.get_metrics_result(), None)
-        return self._results
+    def _divide_results(self) -> None:
+        """Traces the metrics' results, again after metrics were added, and divides them.
+
+        A step of the user's own may never update its metrics, which then have no result.
+        """
+        if self.stock:
+            self._results = self._divided(lambda _: self._model.get_metrics_result(), None)
 
     def _divided(self, function: Callable[..., Any], spec: Any, **how: Any) -> DividedFunction:
         return DividedFunction(function, spec, self._model.distribute_strategy, self._layout, **how)
