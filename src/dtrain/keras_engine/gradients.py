@@ -22,7 +22,7 @@ from dtrain.keras_engine.context import (
     local_update,
     variable_ids,
 )
-from dtrain.keras_engine.gradient_marks import GradientMarks, gradient_marks
+from dtrain.keras_engine.gradient_marks import gradient_marks
 from dtrain.keras_engine.protocol import ReplicaLayout, current_layout
 from dtrain.keras_engine.row_gradients import Lookups
 from dtrain.keras_engine.rows import as_tensor
@@ -46,29 +46,28 @@ def gradient(
     step, marks = current_step(), gradient_marks()
     if marks is not None and _has_variables(sources):
         found = original(self, target, sources, output_gradients, unconnected_gradients)
-        return _marked(marks, found, sources)
+        return _of_variables(found, sources, marks.mark)
     if step is None or not step.training or not _has_variables(sources):
         return _by_parts(original, self, target, sources, output_gradients, unconnected_gradients)
     point = step.next_point()
     weight = point.weight if point.known or not _sums_examples(target) else tf.ones_like(step.share)
     seeds = _seeds(weight, target, output_gradients)
     found = original(self, target, sources, seeds, unconnected_gradients)
-    flat, each = tf.nest.flatten(found), tf.nest.flatten(sources)
+
     # Gradients of inputs belong to this replica's examples; gradients of variables belong to all examples.
-    mine = [i for i, source in enumerate(each) if _is_variable(source)]
-    variables = [each[i] for i in mine]
-    whole = step.whole_gradients([flat[i] for i in mine], variables, target)
-    for i, gradient in zip(mine, whole, strict=True):
-        flat[i] = gradient
-    step.reduced |= variable_ids(variables)
-    return tf.nest.pack_sequence_as(found, flat) if tf.nest.is_nested(found) else flat[0]
+    def whole(gradients: list[Any], variables: list[Any]) -> list[Any]:
+        reduced = step.whole_gradients(gradients, variables, target)
+        step.reduced |= variable_ids(variables)
+        return reduced
+
+    return _of_variables(found, sources, whole)
 
 
-def _marked(marks: GradientMarks, found: Any, sources: Any) -> Any:
-    """The gradients that a tape has given, of which those of variables are marked."""
+def _of_variables(found: Any, sources: Any, change: Callable[[list[Any], list[Any]], list[Any]]) -> Any:
+    """The gradients that a tape has given, of which those of variables are changed, all together."""
     flat, each = tf.nest.flatten(found), tf.nest.flatten(sources)
     mine = [i for i, source in enumerate(each) if _is_variable(source)]
-    for i, gradient in zip(mine, marks.mark([flat[i] for i in mine], [each[i] for i in mine]), strict=True):
+    for i, gradient in zip(mine, change([flat[i] for i in mine], [each[i] for i in mine]), strict=True):
         flat[i] = gradient
     return tf.nest.pack_sequence_as(found, flat) if tf.nest.is_nested(found) else flat[0]
 

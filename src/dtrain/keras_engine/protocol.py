@@ -90,7 +90,7 @@ def layout_of(strategy: Any) -> ReplicaLayout | None:
 
 
 def waiting_clock(strategy: Any) -> Callable[[], float] | None:
-    """Returns the seconds that this process has waited for others so far; None if they are not measured."""
+    """A function: the seconds that this process has waited for others so far; None if not measured."""
     return getattr(strategy, "dtrain_waited", None)
 
 

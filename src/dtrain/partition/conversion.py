@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -73,9 +74,7 @@ class LayoutConversion:
         if value.partial:
             if value.dtype == tf.bool:
                 raise ValueError("a sum of truth values")
-            dtypes = [value.dtype] * self.replicas.here
-            sums = self.build.node(ALL_REDUCE, value.parts, {"mark": value.mark}, dtypes)
-            return Value(sums, REPLICATED, value.shape, tensor=value.tensor)
+            return self._communicated(ALL_REDUCE, value, value.parts, {"mark": value.mark})
         if value.listed:
             return (
                 value
@@ -84,7 +83,9 @@ class LayoutConversion:
             )
         if value.local:
             return self.whole(self._by_shares(value))
-        return self._gathered(value, value.division.dim)
+        dim = value.division.dim
+        parts = self.counted_rows(value.parts, dim)
+        return self._communicated(ALL_GATHER, value, parts, {"dim": dim, "rank": value.rank})
 
     def _by_shares(self, value: Value) -> Value:
         """The mean of the replicas' own values, weighted by their rows of the batch, as a sum."""
@@ -98,10 +99,10 @@ class LayoutConversion:
 
         return self.counted(self.by_part(part, PARTIAL, value.shape))
 
-    def _gathered(self, value: Value, dim: int) -> Value:
-        attributes = {"dim": dim, "rank": value.rank}
-        parts, dtypes = self.counted_rows(value.parts, dim), [value.dtype] * self.replicas.here
-        found = self.build.node(ALL_GATHER, parts, attributes, dtypes)
+    def _communicated(
+        self, kind: str, value: Value, parts: Sequence[Ref], attributes: Mapping[str, Any]
+    ) -> Value:
+        found = self.build.node(kind, parts, attributes, [value.dtype] * self.replicas.here)
         return Value(found, REPLICATED, value.shape, tensor=value.tensor)
 
     def _on_each(self, value: Ref) -> tuple[Ref, ...]:

@@ -25,7 +25,7 @@ from dtrain.partition.nodes import (
     Ref,
     free_refs,
 )
-from dtrain.partition.segments import Segment, segments_of
+from dtrain.partition.segments import Segment, readers_of, segments_of
 
 
 class Emission:
@@ -67,14 +67,16 @@ class Emission:
         made.update((ref, capture((outer or {})[ref])) for ref in free_refs(block))
         tokens: dict[Node, tf.Tensor] = {}
         levels: dict[int, list[Node]] = defaultdict(list)
-        for node in block.needed():
+        needed = block.needed()
+        readers = readers_of(needed) if self._compiled else {}
+        for node in needed:
             if node.type == INPUT:
                 continue
             levels[node.level].append(node)
         for level in sorted(levels):
             nodes = [node for node in levels[level] if node.type not in COLLECTIVES]
             if self._compiled:
-                before, segments, nodes = segments_of(block, nodes)
+                before, segments, nodes = segments_of(nodes, readers, block.outputs)
                 self._make(before, made, tokens, device)
                 for place, segment in segments.items():
                     self._compile(segment, made, tokens, place)

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from dtrain.partition.nodes import Node, NodeBlock, Ref
+from dtrain.partition.nodes import Node, Ref
+
+Readers = dict[Ref, set[Node]]
+"""The nodes that read an output, of all nodes of a block that results and effects need."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,20 +31,22 @@ class Segment:
     control: list[Node]
 
 
-def segments_of(block: NodeBlock, nodes: Sequence[Node]) -> tuple[list[Node], dict[int, Segment], list[Node]]:
+def segments_of(
+    nodes: Sequence[Node], readers: Readers, results: Sequence[Ref]
+) -> tuple[list[Node], dict[int, Segment], list[Node]]:
     """Divides nodes of one level that do not communicate.
 
     XLA can neither take nor give back a list of tensors, and knows no text. So a node that makes a list for
     others is in no segment, nor is one that reads one of others.
 
     Args:
-        block: the block that the nodes are in.
         nodes: the nodes, each after its inputs.
+        readers: the readers of what they compute, and of what they read (`readers_of`).
+        results: the results of their block.
 
     Returns:
         The nodes that run before the segments; the segments, by the replica; the nodes that run after them.
     """
-    readers = _readers(block)
     outside = {node for node in nodes if tf.string in (*node.dtypes, *(ref.dtype for ref in node.inputs))}
     while True:
         before, own, after = _divided(nodes, outside)
@@ -52,7 +57,7 @@ def segments_of(block: NodeBlock, nodes: Sequence[Node]) -> tuple[list[Node], di
             if ref.dtype == tf.variant
         }
         if not crossing:
-            return before, {place: _segment(found, block, readers) for place, found in own.items()}, after
+            return before, {place: _segment(found, readers, results) for place, found in own.items()}, after
         outside |= crossing
 
 
@@ -82,7 +87,7 @@ def _divided(
     return before, dict(sorted(own.items())), after
 
 
-def _crossing(nodes: Sequence[Node], readers: dict[Ref, set[Node]]) -> list[tuple[Ref, Node]]:
+def _crossing(nodes: Sequence[Node], readers: Readers) -> list[tuple[Ref, Node]]:
     """What nodes read of others, or others of them, each with its reader."""
     own = set(nodes)
     read = [(ref, node) for node in nodes for ref in (*node.inputs, *node.captured) if ref.node not in own]
@@ -95,10 +100,9 @@ def _crossing(nodes: Sequence[Node], readers: dict[Ref, set[Node]]) -> list[tupl
     ]
 
 
-def _segment(nodes: list[Node], block: NodeBlock, readers: dict[Ref, set[Node]]) -> Segment:
+def _segment(nodes: list[Node], readers: Readers, results: Sequence[Ref]) -> Segment:
     own = set(nodes)
     read = [ref for node in nodes for ref in (*node.inputs, *node.captured)]
-    results = set(block.outputs)
     outputs = [ref for node in nodes for ref in _outputs(node) if ref in results or not readers[ref] <= own]
     return Segment(
         nodes,
@@ -108,10 +112,10 @@ def _segment(nodes: list[Node], block: NodeBlock, readers: dict[Ref, set[Node]])
     )
 
 
-def _readers(block: NodeBlock) -> dict[Ref, set[Node]]:
-    """The nodes of a block that read each output, of those that results and effects need."""
-    found: dict[Ref, set[Node]] = defaultdict(set)
-    for node in block.needed():
+def readers_of(nodes: Sequence[Node]) -> Readers:
+    """The nodes that read each output."""
+    found: Readers = defaultdict(set)
+    for node in nodes:
         for ref in (*node.inputs, *node.captured):
             found[ref].add(node)
     return found
