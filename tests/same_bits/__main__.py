@@ -73,7 +73,7 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         base = cache(lambda: stack.enter_context(checked_out(options.base)))
         for case, text in differences(plans, ROOT, base, stored, intended):
-            reason = _reason(case, intended, needed) if text else ""
+            reason = _reason(case, text, intended, needed) if text else ""
             verdict = "same" if not text else f"intended ({reason}): {text}" if reason else f"DIFFERS {text}"
             print(f"{case:60} {verdict}", flush=True)
             count += 1
@@ -95,10 +95,10 @@ def _first_difference(cases: str, tree: Path, stored: Stored | None) -> str:
     return next((f"{case}: {text}" for case, text in found if text), "")
 
 
-def _reason(case: str, intended: Sequence[Intended], needed: set[int]) -> str:
+def _reason(case: str, text: str, intended: Sequence[Intended], needed: set[int]) -> str:
     """Why a case may differ; "" where nothing says so."""
     for i, entry in enumerate(intended):
-        if entry.covers(case):
+        if entry.covers(case, text):
             needed.add(i)
             return entry.reason
     return ""

@@ -98,7 +98,7 @@ def differences(
             unknown = {program for program in plan.programs if program not in found}
             differing = set()
             for program, text in found.items():
-                if text and not any(each.covers(plan.case(program)) for each in intended):
+                if text and not any(each.covers(plan.case(program), text) for each in intended):
                     differing.add(program)
                 else:
                     yield plan.case(program), text

@@ -92,7 +92,7 @@ def test_one_changed_bit_is_found_and_confirmed_beside_the_base(stored: Stored) 
     [
         ({"loss": np.asarray(1.0)}, "other values: steps, weights"),
         (values() | {"steps": np.asarray(7, "int32")}, "steps is int32(), not int64()"),
-        ({"status": "error", "error": "ValueError: no"}, "now: ValueError: no"),
+        ({"status": "error", "error": "ValueError: no"}, "fails in this tree: ValueError: no"),
     ],
 )
 def test_other_names_types_and_failures_are_found(now: Any, text: str, stored: Stored) -> None:
@@ -116,6 +116,15 @@ def test_an_intended_difference_needs_no_run_of_the_base(stored: Stored) -> None
     found = runs.differences(stored, Intended(("mirrored/each_*",), "rounded once less"))
     assert found[PLAN.case("each_steps_loss")] == "loss by 5.0e-01, weights by 5.0e-01"
     assert len(runs.made) == 1
+
+
+def test_an_error_is_never_an_intended_difference(stored: Stored) -> None:
+    entry = Intended(("mirrored/each_*",), "rounded once less")
+    runs = Runs({(NOW, "each_steps_loss"): {"status": "error", "error": "ValueError: no"}})
+    found = runs.differences(stored, entry)[PLAN.case("each_steps_loss")]
+    assert len(runs.made) == 2
+    assert not entry.covers(PLAN.case("each_steps_loss"), found)
+    assert entry.covers(PLAN.case("each_steps_loss"), "loss by 5.0e-01")
 
 
 def test_what_is_not_stored_runs_in_both_trees(stored: Stored) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 
-from dtrain.data.batching import planned_rows, total_rows
+from dtrain.data.batching import planned_rows, sizes_of_all
 from dtrain.errors import ConfigurationError, DataError
+from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.sharding import WORDS, SourceKind, choose, divide_files, shares, steps_of
 from refusals import refused
 
@@ -106,17 +108,18 @@ def test_shares_give_every_example_once_in_one_devices_number_of_steps(
 ) -> None:
     share = shares(counts, batch, drop_remainder=False)
     assert share.steps == steps_of(sum(counts), batch, drop_remainder=False)
-    workers = range(len(counts))
-    given = [[int(planned_rows(share, worker, step)) for step in range(share.steps)] for worker in workers]
-    assert [sum(rows) for rows in given] == list(counts)
-    assert [int(total_rows(share, None, step)) for step in range(share.steps)] == [
-        sum(rows) for rows in zip(*given, strict=True)
-    ]
-    assert max(map(sum, zip(*given, strict=True))) <= batch + len(counts) - 1
+    given = np.array([planned_rows(share, step) for step in range(share.steps)])
+    assert given.sum(axis=0).tolist() == list(counts)
+    assert given.sum(axis=1).max() <= batch + len(counts) - 1
+    layout = ReplicaLayout(workers=len(counts), local_replicas=3)
+    sizes = np.array([sizes_of_all(share, layout, step) for step in range(share.steps)])
+    of_workers = sizes.reshape(share.steps, len(counts), 3)
+    np.testing.assert_array_equal(of_workers.sum(axis=2), given)
+    assert (np.ptp(of_workers, axis=2) <= 1).all()
 
 
 def test_shares_of_full_batches_have_one_size() -> None:
     share = shares((40, 30), 16, drop_remainder=True)
     assert share.steps == 4
     assert share.batches == (10, 7)
-    assert {int(total_rows(share, None, step)) for step in range(4)} == {17}
+    assert all(planned_rows(share, step).numpy().tolist() == [10, 7] for step in range(4))

@@ -7,7 +7,7 @@ the batches to `fit`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -18,7 +18,15 @@ from dtrain.data.readers import Stream, Table
 from dtrain.data.text_batches import Padding, bucketed, padded
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.rows import batch_rows, bounds, map_leaves, packed, some_rows, unconverted
+from dtrain.keras_engine.rows import (
+    batch_rows,
+    bounds,
+    map_leaves,
+    packed,
+    part_sizes,
+    some_rows,
+    unconverted,
+)
 from dtrain.keras_engine.splitting import split_batch
 from dtrain.sharding import Shares
 
@@ -60,8 +68,8 @@ class TableBatches:
         layout: the replicas over which each batch of the order is divided.
         stages: the functions that each example passes through.
         padding: how examples of different lengths are padded; None leaves them ragged.
-        totals: the plan from which the rows of a step over all workers are computed; None if a batch of the
-            order is the global batch.
+        share: the plan from which the rows of other workers are computed; None if a batch of the order is the
+            global batch.
 
     Attributes:
         steps: number of batches in an epoch.
@@ -74,25 +82,25 @@ class TableBatches:
         layout: ReplicaLayout,
         stages: Stages,
         padding: Padding | None,
-        totals: Shares | None = None,
+        share: Shares | None = None,
     ) -> None:
         self._table = table
         self._order = places
         self._layout = layout
         self._stages = stages
         self._padding = padding
-        self._totals = totals
+        self._share = share
         self.steps: int = places.steps
         # Every replica gets the same number of slots: the rows of the largest part.
         self._slots = -(-places.batch // layout.replicas)
 
     def dataset(self, epochs: Any, first_step: int = 0, *, whole: bool = False) -> tf.data.Dataset:
-        """The batches of an epoch from `first_step` on, as (parts, total).
+        """The batches of an epoch from `first_step` on, as (parts, sizes).
 
         Args:
             epochs: attaches the epoch, as `EpochCounter` does.
             first_step: number of the first batch.
-            whole: with one local replica, give the batch itself instead of (parts, total).
+            whole: with one local replica, give the batch itself instead of (parts, sizes).
         """
         self._table.open()
         steps = epochs.attach(tf.data.Dataset.range(first_step, self._order.steps))
@@ -112,8 +120,7 @@ class TableBatches:
         batch = self._table.fetch(self._indices(epoch, at))
         if self._padding is not None:
             batch = self._padding.pad_batch(batch, self._widths(epoch, at))
-        sizes, total = self._sizes(at, step)
-        return self._cut(batch, sizes), total
+        return self._divided(batch, at, step)
 
     def _raw(self, epoch: Any, step: Any) -> Any:
         """For each row of a step: the raw example, its seed, and (epoch, step, widths...)."""
@@ -137,8 +144,7 @@ class TableBatches:
     def _gathered(self, batch: Any, each: Any) -> Any:
         """The parts of a step, from rows that were prepared one by one."""
         epoch, step = each[0][0], each[0][1]
-        sizes, total = self._sizes(self._order.at(epoch, step), step)
-        return self._cut(batch, sizes), total
+        return self._divided(batch, self._order.at(epoch, step), step)
 
     def _indices(self, epoch: Any, at: order.BatchSpan) -> Any:
         """The indices of the examples in this process' slots; `_cut` drops the rows of unused slots."""
@@ -152,13 +158,11 @@ class TableBatches:
             raise RuntimeError("there is no padding")
         return self._padding.widths(at, self._order.indices(epoch, at, tf.range(tf.maximum(at.rows, 1))))
 
-    def _sizes(self, at: order.BatchSpan, step: Any) -> Any:
-        """The row counts of the local parts, int32 of shape (local replicas,), and of the global batch."""
-        sizes = []
-        for r in self._local:
-            start, end = self._bounds(at.rows, r)
-            sizes.append(tf.cast(end - start, tf.int32))
-        return tf.stack(sizes), tf.cast(total_rows(self._totals, at.rows, step), tf.int32)
+    def _divided(self, batch: Any, at: order.BatchSpan, step: Any) -> Any:
+        """The local parts of a batch, and the sizes of the parts of all replicas."""
+        sizes = part_sizes(at.rows, self._layout.replicas)
+        parts = self._cut(batch, sizes[self._layout.first_replica :])
+        return parts, sizes if self._share is None else sizes_of_all(self._share, self._layout, step)
 
     def _cut(self, batch: Any, sizes: Any) -> tuple[Any, ...]:
         parts = []
@@ -240,7 +244,7 @@ class StreamBatches:
     def endless_parts(
         self, epochs: Any, layout: ReplicaLayout, total: int, first_step: int
     ) -> tf.data.Dataset:
-        """The batches as (parts, total), where each worker has its own infinite stream.
+        """The batches as (parts, sizes), where each worker has its own infinite stream.
 
         Args:
             epochs: as for `dataset`.
@@ -250,14 +254,16 @@ class StreamBatches:
         """
         batches = self.dataset(epochs, first_step)
         spec = batches.element_spec
+        workers = [rows_of_worker(total, replace(layout, worker=each)) for each in range(layout.workers)]
+        sizes = tf.reshape(part_sizes(workers, layout.local_replicas), [-1])
 
         def one(*batch: Any) -> Any:
-            return _divided(packed(batch, spec), layout), tf.constant(total)
+            return _divided(packed(batch, spec), layout), sizes
 
         return batches.map(unconverted(one))
 
     def parts(self, epochs: Any, layout: ReplicaLayout, share: Shares) -> tf.data.Dataset:
-        """The batches as (parts, total), where each worker has its own finite stream.
+        """The batches as (parts, sizes), where each worker has its own finite stream.
 
         Args:
             epochs: as for `dataset`.
@@ -273,37 +279,35 @@ class StreamBatches:
         empty = tf.data.Dataset.from_tensors(map_leaves(_empty, batches.element_spec))
 
         def one(batch: Any, step: Any) -> Any:
-            planned = planned_rows(share, layout.worker, step[1])
+            planned = planned_rows(share, step[1])[layout.worker]
             check = tf.debugging.assert_equal(
                 tf.cast(batch_rows(batch), tf.int64),
                 planned,
                 "a worker's source does not have as many examples as when it was counted",
             )
             with tf.control_dependencies([check] if check is not None else []):
-                whole = tf.cast(total_rows(share, planned, step[1]), tf.int32)
-            return _divided(batch, layout), whole
+                sizes = sizes_of_all(share, layout, step[1])
+            return _divided(batch, layout), sizes
 
         filled = batches.take(mine).concatenate(empty.repeat(share.steps - mine))
         return tf.data.Dataset.zip((filled, numbered)).map(unconverted(one))
 
 
-def total_rows(share: Shares | None, rows: Any, step: Any) -> Any:
-    """The rows of a step over all workers: int64 scalar.
+def sizes_of_all(share: Shares, layout: ReplicaLayout, step: Any) -> tf.Tensor:
+    """The rows of each replica's part of a step where each worker has its own examples, an int32 vector.
 
     Args:
-        share: the plan if each worker has its own examples; else None.
-        rows: the rows of the batch itself, returned if `share` is None.
+        share: the plan.
+        layout: tells the number of each worker's replicas.
         step: the number of the step, int64 scalar.
     """
-    if share is None:
-        return rows
+    return tf.reshape(part_sizes(planned_rows(share, step), layout.local_replicas), [-1])
+
+
+def planned_rows(share: Shares, step: Any) -> tf.Tensor:
+    """The rows of each worker's part of a step, an int64 vector; `step` is an int64 scalar."""
     counts, batches = tf.constant(share.counts, tf.int64), tf.constant(share.batches, tf.int64)
-    return tf.reduce_sum(tf.maximum(tf.minimum(counts - step * batches, batches), 0))
-
-
-def planned_rows(share: Shares, worker: int, step: Any) -> Any:
-    """The rows of one worker's part of a step: int64 scalar."""
-    return tf.clip_by_value(share.counts[worker] - step * share.batches[worker], 0, share.batches[worker])
+    return tf.clip_by_value(counts - step * batches, 0, batches)
 
 
 def batched(
@@ -318,8 +322,8 @@ def batched(
     return examples.batch(batch, drop_remainder=drop_remainder)
 
 
-def _given(parts_and_total: Any, whole: bool) -> Any:
-    return parts_and_total[0][0] if whole else parts_and_total
+def _given(parts_and_sizes: Any, whole: bool) -> Any:
+    return parts_and_sizes[0][0] if whole else parts_and_sizes
 
 
 def _steps_with_rows(share: Shares, worker: int) -> int:

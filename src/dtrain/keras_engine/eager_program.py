@@ -20,9 +20,9 @@ from dtrain.keras_engine.single_program import as_single_program, making_variabl
 class EagerProgram(SingleProgram):
     """The step, run eagerly."""
 
-    def run(self, parts: Sequence[Any], total: Any, phase: str | None = None) -> tuple[Any, Any]:
+    def run(self, parts: Sequence[Any], sizes: Any, phase: str | None = None) -> tuple[Any, Any]:
         """As `Program.run`."""
-        del total, phase
+        del sizes, phase
         batch = joined_parts([without_optionals(part) for part in parts])
         with on_first_copies(self._model.distribute_strategy):
             return self._stock_step(batch), None

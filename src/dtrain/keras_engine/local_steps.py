@@ -86,13 +86,13 @@ class LocalProgram(Program):
         """Runs the steps of a part in one XLA program."""
         self._xla.run(part)
 
-    def run(self, parts: Sequence[Any], total: Any, phase: str | None = None) -> tuple[Any, Any]:
+    def run(self, parts: Sequence[Any], sizes: Any, phase: str | None = None) -> tuple[Any, Any]:
         """Runs one step on one batch.
 
         Returns:
             What the step returns, or {} where `results` computes it; and None, as there is no waiting.
         """
-        del total, phase
+        del sizes, phase
         return self._step(without_optionals(parts[0])), None
 
     def results(self) -> Any:

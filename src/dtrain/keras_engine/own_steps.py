@@ -51,19 +51,19 @@ class OwnSteps(PartitionedProgram):
             self._own = traced_as_one_device(self._stock_step, spec, strategy)
         self._divide_results()
 
-    def run(self, parts: Sequence[Any], total: Any, phase: str | None = None) -> tuple[Any, Any]:
+    def run(self, parts: Sequence[Any], sizes: Any, phase: str | None = None) -> tuple[Any, Any]:
         """As `Program.run`; a replica without rows makes no step. Numbers are averaged by rows.
 
         Raises:
             StepError: the step returns something else than numbers.
         """
-        del total, phase
+        del sizes, phase
         batches = [without_optionals(part) for part in parts]
-        sizes = [batch_rows(batch) for batch in batches]
+        own = [batch_rows(batch) for batch in batches]
         if self._model.run_eagerly:
-            return self._means(*self._eagerly(batches, sizes)), None
+            return self._means(*self._eagerly(batches, own)), None
         each = [self._on_replica(place, batch) for place, batch in enumerate(batches)]
-        return self._means(each, sizes), None
+        return self._means(each, own), None
 
     def results(self) -> Any:
         """As `Program.results`, also outside of a traced function."""

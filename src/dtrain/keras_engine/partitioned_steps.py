@@ -79,18 +79,20 @@ class DividedFunction:
             in_parts=held_in_parts,
         )
 
-    def __call__(self, parts: Sequence[Any]) -> Any:
+    def __call__(self, parts: Sequence[Any], sizes: tf.Tensor | None = None) -> Any:
         """Makes the operations that compute the function, in the graph that is being traced.
 
         Args:
             parts: a batch for each replica of this process.
+            sizes: the rows of the parts of all replicas, an int32 vector; None gathers them.
 
         Returns:
             What the function returns for the whole batch.
         """
         leaves = [leaves_there(part) for part in parts]
-        sizes = tf.ones([self._replicas], tf.int32)
-        if leaves:
+        if not leaves:
+            sizes = tf.ones([self._replicas], tf.int32)
+        elif sizes is None:
             rows = [tf.reshape(batch_rows(part), [1]) for part in leaves]
             sizes = self._communication.gathers([rows])[0][0]
         if leaves and self._some_idle:
@@ -259,16 +261,16 @@ class PartitionedProgram(SingleProgram):
             self._divide_results()
         self._step = self._steps[key]
 
-    def run(self, parts: Sequence[Any], total: Any, phase: str | None = None) -> tuple[Any, Any]:
+    def run(self, parts: Sequence[Any], sizes: Any, phase: str | None = None) -> tuple[Any, Any]:
         """As `Program.run`.
 
         Raises:
             RuntimeError: `prepare` was not called.
         """
-        del total, phase
+        del phase
         if self._step is None:
             raise RuntimeError("a step is run before it was prepared")
-        return self._step([without_optionals(part) for part in parts]), None
+        return self._step([without_optionals(part) for part in parts], sizes), None
 
     def results(self) -> Any:
         """The metrics over all steps since they were reset."""

@@ -160,9 +160,10 @@ def own_split(dataset: Any, layout: ReplicaLayout) -> Any | None:
     """A dataset of this worker's part of each batch, if the source dataset can read it; else None.
 
     A `tf.data.Dataset` may have an attribute `dtrain_split`, a function `layout -> tf.data.Dataset | None`.
-    It returns a dataset of `(parts, total)`: a batch for each local replica, and the number of rows of the
-    global batch (an int32 scalar). The dataset has the same number of elements on every worker; a part may
-    have no rows. None means that global batches are read and cut. Every worker must call it.
+    It returns a dataset of `(parts, sizes)`: a batch for each local replica, and the numbers of rows of the
+    parts of all replicas of the job (an int32 vector). The dataset has the same number of elements on every
+    worker; a part may have no rows. None means that global batches are read and cut. Every worker must call
+    it.
 
     Args:
         dataset: the dataset that `fit` was given.

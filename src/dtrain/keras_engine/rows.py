@@ -181,17 +181,18 @@ class Split(NamedTuple):
 
     Attributes:
         parts: a batch for each replica of this process.
-        total: examples in the global batch, int32 scalar; None where there is one replica only.
+        sizes: the examples of each replica's part, of all processes, an int32 vector; None where there is one
+            replica only.
     """
 
     parts: tuple[Any, ...]
-    total: Any
+    sizes: Any
 
 
 def rows_of(split: Split) -> Any:
     """Examples in a global batch that was split, an int32 scalar; -1 if it has no leading dimension."""
-    if split.total is not None:
-        return split.total
+    if split.sizes is not None:
+        return tf.reduce_sum(split.sizes)
     # A single replica accepts data of any form.
     if any(tf.is_tensor(leaf) and leaf.shape.rank is None for leaf in _leaves(split.parts[0])):
         return tf.constant(-1)
@@ -237,6 +238,17 @@ def bounds(rows: Any, replica: int, replicas: int) -> tuple[Any, Any]:
         return min(number, more) if isinstance(rows, int) else tf.minimum(tf.cast(number, rows.dtype), more)
 
     return replica * each + least(replica), (replica + 1) * each + least(replica + 1)
+
+
+def part_sizes(rows: Any, replicas: int) -> tf.Tensor:
+    """The rows of each replica's part (`bounds`), int32 of shape (..., replicas).
+
+    Args:
+        rows: of each batch, an int or integers of shape (...).
+        replicas: the number of parts.
+    """
+    rows = tf.cast(rows, tf.int32)[..., tf.newaxis]
+    return rows // replicas + tf.cast(tf.range(replicas) < rows % replicas, tf.int32)
 
 
 @dataclass(frozen=True)

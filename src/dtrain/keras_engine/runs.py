@@ -19,7 +19,7 @@ from dtrain.progress import reporter
 from dtrain.upstream import tensorflow as upstream_tf
 
 TracedStep = Callable[..., Any]
-"""A traced step: takes the parts and the total of a batch; returns what `Program.run` returns."""
+"""A traced step: takes the parts of a batch and their sizes; returns what `Program.run` returns."""
 
 
 class RunResult(NamedTuple):

@@ -36,16 +36,16 @@ class SingleBatches:
         self._single: Any = None  # the spec of batches that do not come from an iterator of dtrain's
 
     def divided(self, iterator: Any, batch: Any) -> tuple[Any, Any, Any, Any]:
-        """The parts of a batch, its number of examples, the specs of both, and the spec of the whole batch.
+        """The parts of a batch, the examples of each, the specs of both, and the spec of the whole batch.
 
-        The number of examples is None with one replica, or if only the step can find it. The specs of parts
-        and number are None if a batch may have any shape.
+        The numbers of examples are None with one replica, or if only the step can find them. The specs of
+        parts and numbers are None if a batch may have any shape.
         """
         strategy = self._model.distribute_strategy
         if isinstance(iterator, SplitIterator):
-            return batch.parts, batch.total, iterator.element_spec, iterator.batch_spec
+            return batch.parts, batch.sizes, iterator.element_spec, iterator.batch_spec
         if isinstance(iterator, tf.distribute.DistributedIterator):
-            # TensorFlow made the split, so the step finds the global batch's size by an all-reduce.
+            # TensorFlow made the split, so the step finds the sizes of other workers' parts.
             specs = (local_specs(strategy, iterator.element_spec), None)
             own = note_divided(self._layout, local_parts(strategy, batch))
             return own, None, specs, map_leaves(any_rows, specs[0][0])
@@ -58,9 +58,9 @@ class SingleBatches:
             spec = self._single = map_leaves(any_rows, spec)
         return (*split_batch(batch, self._layout), None, spec)
 
-    def count(self, parts: Any, total: Any) -> int | None:
+    def count(self, parts: Any, sizes: Any) -> int | None:
         """The examples in a global batch; None if this process knows only its own part."""
-        if total is None and self._layout.replicas > 1:
+        if sizes is None and self._layout.replicas > 1:
             return None
-        rows = int(rows_of(Split(tuple(parts), total)))
+        rows = int(rows_of(Split(tuple(parts), sizes)))
         return rows if rows >= 0 else None

@@ -15,14 +15,14 @@ import tensorflow as tf
 
 from dtrain.errors import DataError
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.rows import Split, batch_rows, bounds, map_leaves, row_count, some_rows
+from dtrain.keras_engine.rows import Split, batch_rows, bounds, map_leaves, part_sizes, row_count, some_rows
 
 _BEGIN, _END = "dtrain: rows of a batch: ", " :end"
 _NAMES = ("x", "y", "sample_weight")
 
 
 def split_batch(batch: Any, layout: ReplicaLayout) -> Split:
-    """Splits a global batch: a part for each local replica, and the number of examples in the global batch.
+    """Splits a global batch: a part for each local replica, and the number of examples of all parts.
 
     The sizes of the parts differ by at most one example. With fewer examples than replicas, some are empty.
 
@@ -41,7 +41,7 @@ def split_batch(batch: Any, layout: ReplicaLayout) -> Split:
     for replica in range(first, first + layout.local_replicas):
         start, end = bounds(int(known) if known is not None else rows, replica, replicas)
         parts.append(map_leaves(lambda leaf, a=start, n=end - start: some_rows(leaf, a, n), batch))
-    return Split(tuple(parts), tf.cast(rows, tf.int32))
+    return Split(tuple(parts), part_sizes(rows, replicas))
 
 
 def check_rows(batch: Any, rows: Any) -> Any:

@@ -174,13 +174,13 @@ class StepFunction:
             events.emit(events.StepBegins())
             return _NO_STEPS
         events.emit(events.StepBegins())
-        parts, total, specs, whole = self._batches.divided(iterator, batch)
+        parts, sizes, specs, whole = self._batches.divided(iterator, batch)
         self._program.try_step(parts[0])
 
         def run(phase: str | None, rounds: int) -> RunResult:
-            outputs, waited = self._function(specs, whole, phase)(parts, total)
+            outputs, waited = self._function(specs, whole, phase)(parts, sizes)
             waiting = None if waited is None else float(waited)
-            count = self._batches.count(parts, total)
+            count = self._batches.count(parts, sizes)
             has_results = specs is None and self._program.stock and not self._model.run_eagerly
             return RunResult(rounds, outputs, waiting, 0.0, count, has_results=has_results)
 
@@ -244,7 +244,7 @@ class StepFunction:
         """The step, traced once for the iterator's specs, so that a short last batch does not retrace it.
 
         Args:
-            specs: of the parts of a batch, and of the number of its examples.
+            specs: of the parts of a batch, and of the numbers of their examples.
             batch_spec: of a global batch.
             phase: as in `Program.run`.
         """
@@ -254,8 +254,8 @@ class StepFunction:
             with events.part("start", doing="compute"):
                 program.prepare(batch_spec, phase)
 
-            def run(parts: Any, total: Any) -> Any:
-                return program.run(parts, total, phase)
+            def run(parts: Any, sizes: Any) -> Any:
+                return program.run(parts, sizes, phase)
 
             with events.part("start", doing="compute"):
                 self._functions[key] = upstream_tf.made_for_each_model(run).get_concrete_function(*specs)
@@ -330,8 +330,8 @@ class StepFunction:
             specs, batch_spec, phase: as in `_traced_step`.
         """
 
-        def run(parts: Any, total: Any) -> Any:
-            return self._program.run(parts, total, phase)
+        def run(parts: Any, sizes: Any) -> Any:
+            return self._program.run(parts, sizes, phase)
 
         if self._model.run_eagerly:
             return run
@@ -339,9 +339,9 @@ class StepFunction:
             traced: Callable[..., Any] = self._traced_step(specs, batch_spec, phase)
             return traced
 
-        def run_with_results(parts: Any, total: Any) -> Any:
+        def run_with_results(parts: Any, sizes: Any) -> Any:
             # One function instead of two: calling a function takes as long as a small model's step.
-            outputs, waited = run(parts, total)
+            outputs, waited = run(parts, sizes)
             return self._program.results() if self._program.stock else outputs, waited
 
         key = _kind("anything", batch_spec, phase)

@@ -84,12 +84,12 @@ class Program(abc.ABC):
         """Makes what `run` of a phase needs, before it is traced; `spec` is the spec of a global batch."""
 
     @abc.abstractmethod
-    def run(self, parts: Sequence[Any], total: Any, phase: str | None = None) -> tuple[Any, Any]:
+    def run(self, parts: Sequence[Any], sizes: Any, phase: str | None = None) -> tuple[Any, Any]:
         """Runs one step on all replicas.
 
         Args:
             parts: a batch for each replica of this process.
-            total: the examples in the global batch, over all processes; None if not known yet.
+            sizes: the examples of each replica's part, over all processes; None if not known yet.
             phase: `ADD`, `UPDATE` or `PARTS` for a micro-batch; None if its gradients are all-reduced.
 
         Returns:
@@ -198,11 +198,13 @@ class StepProgram(Program):
         if not self.stock:
             combine(step, outputs)
 
-    def run(self, parts: Sequence[Any], total: Any, phase: str | None = None) -> tuple[Any, Any]:
+    def run(self, parts: Sequence[Any], sizes: Any, phase: str | None = None) -> tuple[Any, Any]:
         """As `Program.run`."""
         self._watch_metrics()
         strategy = self.model.distribute_strategy
-        totals = upstream_tf.per_replica([total] * len(parts)) if total is not None else None
+        totals = None
+        if sizes is not None:
+            totals = upstream_tf.per_replica([tf.reduce_sum(sizes)] * len(parts))
         # Replaced here, not in the replicas, because their threads take turns and share the model's methods.
         with self._results_while_traced(self.model):
             in_replica = upstream_keras.with_seed_generator(

@@ -28,7 +28,14 @@ from dtrain.keras_engine.feed.position import DataPosition
 from dtrain.keras_engine.feed.same_examples import ArrayDigest, digest_of
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.rows import BatchParts, map_leaves, present_leaves, row_bytes, unconverted
+from dtrain.keras_engine.rows import (
+    BatchParts,
+    map_leaves,
+    part_sizes,
+    present_leaves,
+    row_bytes,
+    unconverted,
+)
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -299,7 +306,9 @@ class ArrayBatches:
                     places = tf.minimum(start + tf.range(low, high + 1, dtype=tf.int64), start + size - 1)
                     found = self.order.rows_at(places, step, number, begun)[:-1]
                     parts.append(upstream_keras.some_rows(values, found))
-                return parts[0] if self.parts.replicas == 1 else (tuple(parts), tf.cast(size, tf.int32))
+                if self.parts.replicas == 1:
+                    return parts[0]
+                return tuple(parts), part_sizes(size, self.parts.replicas)
 
             return _endless().map(unconverted(one))
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from dtrain.example_order import ArrayOrder
-from dtrain.keras_engine.rows import BatchParts, map_leaves
+from dtrain.keras_engine.rows import BatchParts, map_leaves, part_sizes
 from dtrain.upstream import keras as upstream_keras
 
 
@@ -365,7 +365,8 @@ class RowReader:
         following = tf.where(ended, tf.stack([number + 1, 0]), tf.stack([number, after]))
         if self.parts.replicas == 1:
             return parts[0], following
-        return (tuple(parts), tf.fill(tf.expand_dims(count, 0), tf.cast(size, tf.int32))), following
+        sizes = part_sizes(size, self.parts.replicas)
+        return (tuple(parts), tf.broadcast_to(sizes, [count, self.parts.replicas])), following
 
     def between(self, data: ArrayRows, number: Any, low: Any, high: Any) -> Any:
         """The rows of a pass from `low` to before `high`, a nest of tensors of shape (high - low, ...)."""

@@ -245,7 +245,7 @@ class SplitIterator:
 
     @property
     def element_spec(self) -> Any:
-        """The spec of `(parts, total)`."""
+        """The spec of `(parts, sizes)`."""
         spec = self._iterator.element_spec
         return ((spec,), None) if self.whole else spec
 
