@@ -40,7 +40,7 @@ class CallOperations:
             upstream_tf.ArrayFunction(self._counted(call))
             for call in (
                 lambda *arrays: calls.sums(arrays),
-                lambda *arrays: calls.gather(arrays),
+                lambda *arrays: _gathered(calls, arrays),
                 lambda array: [calls.broadcast(array)],
             )
         )
@@ -66,16 +66,16 @@ class CallOperations:
         return totals
 
     def gather(self, values: Sequence[Any]) -> list[Any]:
-        """Gathers the rows of all workers of each tensor, in the workers' order.
+        """Gathers the rows of all workers of each tensor, numbers or text, in the workers' order.
 
         Raises:
-            DataError: a tensor has no numeric dtype.
+            DataError: a tensor is of another kind, such as a variant.
         """
         for value in values:
-            if not (value.dtype.is_numpy_compatible and value.dtype != tf.string):
+            if not value.dtype.is_numpy_compatible:
                 raise DataError(
                     f"Values of {value.dtype.name} cannot be gathered from several workers.",
-                    hint="gather numbers; text can be given as their codes",
+                    hint="gather numbers or text",
                 )
         found = self._operation(self._gather, values)
         for each, value in zip(found, values, strict=True):
@@ -106,6 +106,27 @@ class CallOperations:
             with tf.control_dependencies(found):
                 self._token.assign(before, read_value=False)
         return list(found)
+
+
+def _gathered(calls: Calls, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """As `Calls.gather`; text is sent as its bytes and the number of each."""
+    sent: list[np.ndarray] = []
+    for array in arrays:
+        if array.dtype == object:
+            lengths = np.array([len(text) for text in array.flat], np.int64).reshape(array.shape)
+            sent += [lengths, np.frombuffer(b"".join(array.flat), np.uint8)]
+        else:
+            sent.append(array)
+    found = iter(calls.gather(sent))
+    return [_texts(next(found), next(found)) if array.dtype == object else next(found) for array in arrays]
+
+
+def _texts(lengths: np.ndarray, joined: np.ndarray) -> np.ndarray:
+    """The texts of the given numbers of bytes, which follow each other."""
+    whole, ends = joined.tobytes(), np.cumsum(lengths)
+    found = np.empty(lengths.size, object)
+    found[:] = [whole[end - length : end] for length, end in zip(lengths.flat, ends, strict=True)]
+    return found.reshape(lengths.shape)
 
 
 def buckets(tensors: Sequence[Any]) -> list[list[int]]:

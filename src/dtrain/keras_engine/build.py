@@ -25,7 +25,7 @@ from dtrain.keras_engine.operation import operation
 from dtrain.keras_engine.own_steps import OwnSteps
 from dtrain.keras_engine.partitioned_predict import PartitionedPredict
 from dtrain.keras_engine.partitioned_steps import PartitionedProgram, traced_as_one_device
-from dtrain.keras_engine.predict_function import OneReplicaPredict, PredictFunction
+from dtrain.keras_engine.predict_function import OneReplicaPredict
 from dtrain.keras_engine.protocol import (
     ReplicaLayout,
     check_left_out,
@@ -230,8 +230,7 @@ def make_predict_function(original: Callable[..., Any], self: Any, force: bool =
     if is_asynchronous(self.distribute_strategy):
         self.predict_function = AsynchronousPredict(self)
     elif layout is not None and layout.replicas > 1:
-        kind = PartitionedPredict if layout.partitioned else PredictFunction
-        self.predict_function = _noted(kind(self, layout), self, train=False)
+        self.predict_function = _noted(PartitionedPredict(self, layout), self, train=False)
     else:
         result = original(self, force)
         made = self.predict_function
@@ -261,7 +260,7 @@ def _program(model: Any, layout: ReplicaLayout, *, training: bool) -> Any:
     """The program that computes a model's train or test step."""
     if layout.replicas == 1:
         return LocalProgram(model, training=training)
-    if layout.partitioned and not (model.run_eagerly and layout.workers > 1):
+    if layout.partitioned:
         if training and layout.average_every:
             return OwnSteps(model, layout, training=True)
         return (EagerProgram if model.run_eagerly else PartitionedProgram)(model, layout, training=training)

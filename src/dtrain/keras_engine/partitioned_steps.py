@@ -15,12 +15,7 @@ from dtrain.keras_engine.accumulation import PARTS
 from dtrain.keras_engine.gradient_marks import GradientMarks, gradient_marks
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.replica_communication import StrategyCollectives
-from dtrain.keras_engine.rows import (
-    batch_rows,
-    is_dense,
-    without_optional_specs,
-    without_optionals,
-)
+from dtrain.keras_engine.rows import is_dense, without_optional_specs, without_optionals
 from dtrain.keras_engine.single_program import as_single_program, making_variables
 from dtrain.keras_engine.steps import Program, silent_results, step_is_stock
 from dtrain.partition.layouts import REPLICATED, Layout
@@ -93,8 +88,7 @@ class DividedFunction:
         if not leaves:
             sizes = tf.ones([self._replicas], tf.int32)
         elif sizes is None:
-            rows = [tf.reshape(batch_rows(part), [1]) for part in leaves]
-            sizes = self._communication.gathers([rows])[0][0]
+            sizes = self._communication.sizes(leaves)
         if leaves and self._some_idle:
             leaves = _with_rows(leaves, sizes, self._first)
         inputs: list[list[tf.Tensor]] = []

@@ -1,7 +1,4 @@
-"""The functions that `predict` calls; they return outputs in the order of the examples.
-
-They are not used under parameter servers.
-"""
+"""The function that `predict` calls with one replica; it returns outputs in the order of the examples."""
 
 from __future__ import annotations
 
@@ -13,17 +10,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain.errors import DataError
 from dtrain.keras_engine.feed.sources import SplitIterator
 from dtrain.keras_engine.groups import GroupIterator
-from dtrain.keras_engine.layers_trial import check_predictions
-from dtrain.keras_engine.loop import TARGET_SECONDS, GroupCall, loop_of
-from dtrain.keras_engine.operation import note_divided, operation
-from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.replica_calls import watch
-from dtrain.keras_engine.rows import Split, joined_rows, local_parts, to_tensors, without_optionals
-from dtrain.keras_engine.splitting import split_batch
-from dtrain.keras_engine.steps import is_keras_own, needs_trial, unwrapped
+from dtrain.keras_engine.loop import TARGET_SECONDS, GroupCall
+from dtrain.keras_engine.rows import Split, joined_rows
+from dtrain.keras_engine.steps import unwrapped
 from dtrain.keras_engine.xla_rule import runs_in_xla
 from dtrain.keras_engine.xla_steps import XlaSteps
 from dtrain.upstream import tensorflow as upstream_tf
@@ -100,7 +91,7 @@ class OneReplicaPredict:
         if not outputs:
             raise StopIteration
         call.seconds = time.perf_counter() - begun if self._xla.traced == traced else None
-        return _joined_outputs(outputs)
+        return joined_outputs(outputs)
 
     def _predicted(self, call: GroupCall) -> Any:
         predict = self._groups[self._kind]
@@ -158,91 +149,8 @@ class OneReplicaPredict:
         return keras.tree.map_structure(lambda each: strategy.experimental_local_results(each)[0], outputs)
 
 
-class PredictFunction:
-    """Predicts for a list of batches; every worker gets all outputs, in the order of the examples."""
-
-    def __init__(self, model: Any, layout: ReplicaLayout) -> None:
-        self._model = model
-        self._layout = layout
-        self._checked = False
-        self._one: Callable[..., Any] = self._one_batch
-        if not model.run_eagerly:
-            self._one = upstream_tf.made_for_each_model(self._one_batch, reduce_retracing=True)
-
-    def __call__(self, batches: list[Any]) -> Any:
-        """The concatenated outputs of all batches, each of shape (examples, ...).
-
-        Raises:
-            DataError: with several workers, an output is sparse or text.
-        """
-        with operation(None if loop_of(self._model).kind == "predict" else self._layout, "predict_on_batch"):
-            return self._outputs(batches)
-
-    def _outputs(self, batches: list[Any]) -> Any:
-        parts = [self._parts(batch) for batch in batches]
-        self._check(parts[0])
-        return _joined_outputs([self._predicted(each) for each in parts])
-
-    def _check(self, parts: tuple[Any, ...]) -> None:
-        if not self._checked:
-            self._checked = True
-            if needs_trial(self._model) or not is_keras_own(self._model, "predict_step"):
-                check_predictions(self._model, without_optionals(parts[0]), self._layout)
-
-    def _predicted(self, parts: tuple[Any, ...]) -> Any:
-        return self._one(parts)
-
-    def _parts(self, batch: Any) -> tuple[Any, ...]:
-        if isinstance(batch, Split):
-            return tuple(batch.parts)
-        if any(isinstance(leaf, tf.distribute.DistributedValues) for leaf in keras.tree.flatten(batch)):
-            return note_divided(self._layout, local_parts(self._model.distribute_strategy, batch))
-        return split_batch(to_tensors(batch), self._layout)[0]
-
-    def _one_batch(self, parts: tuple[Any, ...]) -> Any:
-        model, strategy = self._model, self._model.distribute_strategy
-        step = unwrapped(model.predict_step)
-
-        def in_replica(part: Any) -> Any:
-            watch(model)
-            return step(without_optionals(part))
-
-        outputs = strategy.run(in_replica, args=(upstream_tf.per_replica(list(parts)),))
-        return keras.tree.map_structure(lambda value: self._joined(strategy, value), outputs)
-
-    def _joined(self, strategy: Any, value: Any) -> Any:
-        if self._layout.workers > 1:
-            return _gather(strategy, value)
-        return _joined(strategy.experimental_local_results(value))
-
-
-def _gather(strategy: Any, value: Any) -> Any:
-    """Gathers the rows of all workers' replicas, in the replicas' order."""
-    each = strategy.experimental_local_results(value)
-    if isinstance(each[0], tf.RaggedTensor):
-        lengths = _gather(strategy, _each(each, lambda v: v.row_lengths()))
-        return tf.RaggedTensor.from_row_lengths(_gather(strategy, _each(each, lambda v: v.values)), lengths)
-    if isinstance(each[0], tf.SparseTensor) or each[0].dtype == tf.string:
-        raise DataError(
-            f"predict returned {type(each[0]).__name__} of {each[0].dtype.name}, which cannot be gathered "
-            "from several workers.",
-            hint="return dense numbers from the model, or predict on one worker",
-        )
-    if each[0].dtype == tf.bool:
-        return tf.cast(_gather(strategy, _each(each, lambda v: tf.cast(v, tf.int32))), tf.bool)
-    if each[0].shape.rank == 0:
-        return _gather(strategy, _each(each, lambda v: tf.reshape(v, [1])))
-    return strategy.gather(value, axis=0)
-
-
-def _each(values: Any, function: Callable[[Any], Any]) -> Any:
-    return upstream_tf.per_replica([function(v) for v in values])
-
-
-def _joined(values: Sequence[Any]) -> Any:
-    return values[0] if len(values) == 1 else joined_rows(values)
-
-
-def _joined_outputs(outputs: Sequence[Any]) -> Any:
+def joined_outputs(outputs: Sequence[Any]) -> Any:
     """The outputs of several batches, concatenated in their order."""
-    return keras.tree.map_structure(lambda *each: _joined(each), *outputs)
+    if len(outputs) == 1:
+        return outputs[0]
+    return keras.tree.map_structure(lambda *each: joined_rows(each), *outputs)

@@ -16,6 +16,7 @@ from dtrain.keras_engine.context import all_reduce_sum, gather_examples
 from dtrain.keras_engine.gradient_marks import GradientMarks
 from dtrain.keras_engine.gradients import sum_gradients
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.rows import batch_rows
 from dtrain.partition.communication import Collectives, OneProcess, Parts
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -65,6 +66,15 @@ class StrategyCollectives(Collectives):
         if not self._by_tensorflow:
             return super().gathers(parts)
         return self._in_replicas(lambda *own: [gather_examples(each) for each in own], parts)
+
+    def sizes(self, parts: Sequence[Any]) -> tf.Tensor:
+        """The rows of the parts of a batch on all replicas, an int32 vector.
+
+        Args:
+            parts: of the replicas of this process.
+        """
+        found: tf.Tensor = self.gathers([[tf.reshape(batch_rows(part), [1]) for part in parts]])[0][0]
+        return found
 
     def whole(self, parts: Sequence[Any], sizes: tf.Tensor, first: int) -> Any:
         """The whole of a ragged, sparse or dense value, of which each replica has its own rows.

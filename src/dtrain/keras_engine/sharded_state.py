@@ -16,9 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.errors import OperationMismatchError, PeerMissingError
-from dtrain.keras_engine.context import all_reduce_sum, local_update
+from dtrain.keras_engine.context import all_reduce_sum, local_update, single_program
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
+from dtrain.partition.marks import of_owner
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
@@ -63,18 +64,22 @@ class ShardingPlan:
         if not self.owners:
             sizes = [_bytes(variable) for variable in upstream_keras.trainable_variables_of(optimizer)]
             self.owners = owners_of(sizes, self.layout.replicas)
-        owner = self.owners[upstream_keras.number_of_variable(optimizer, weight)]
+        owner = self.owner(optimizer, weight)
         with _made_by(self, owner):
             made = make()
         self.slots[id(made)] = owner
         return made
+
+    def owner(self, optimizer: Any, weight: Any) -> int:
+        """The global number of the replica that holds the state of a weight of the optimizer."""
+        return self.owners[upstream_keras.number_of_variable(optimizer, weight)]
 
     def own(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Those pairs of gradient and weight whose weight is owned by the current replica."""
         return [
             (gradient, weight)
             for gradient, weight in pairs
-            if self.is_this_replica(self.owners[upstream_keras.number_of_variable(optimizer, weight)])
+            if self.is_this_replica(self.owner(optimizer, weight))
         ]
 
 
@@ -139,7 +144,7 @@ def broadcast_updates(optimizer: Any, variables: Sequence[Any]) -> None:
     if found is None:
         return
     plan, inner = found
-    owners = [plan.owners[upstream_keras.number_of_variable(inner, v)] for v in variables]
+    owners = [plan.owner(inner, v) for v in variables]
     weights = [underlying(variable) for variable in variables]
     if plan.layout.workers > 1:
         _broadcast_between_workers(plan, weights, owners)
@@ -168,6 +173,28 @@ def _broadcast_between_workers(plan: ShardingPlan, weights: list[Any], owners: l
     with local_update():
         for weight, value in zip(weights, all_reduce_sum(values), strict=True):
             weight.assign(value)
+
+
+@on_objects(keras_names.OPTIMIZER_UPDATE)
+def update_at_owners(
+    original: Callable[..., Any], self: Any, distribution: Any, grads_and_vars: Any, learning_rate: Any
+) -> None:
+    """An optimizer's `_distributed_tf_update_step`: in a step that is partitioned, each weight at its owner.
+
+    Only the owner's process has the state, so each process traces another update. All of them get the new
+    weights, in one round.
+    """
+    plan = plans.get(self)
+    if plan is None or plan.layout.workers == 1 or not single_program():
+        original(self, distribution, grads_and_vars, learning_rate)
+        return
+    pairs = [(gradient, weight, plan.owner(self, weight)) for gradient, weight in grads_and_vars]
+    own = [(gradient, weight) for gradient, weight, owner in pairs if plan.is_here(owner)]
+    original(self, distribution, own, learning_rate)
+    for gradient, weight, owner in pairs:
+        place = owner - plan.layout.first_replica if plan.is_here(owner) else None
+        needed = tf.nest.flatten(gradient, expand_composites=True)
+        weight.assign(of_owner(weight.read_value(), place, needed))
 
 
 @on_objects(keras_names.OPTIMIZER_SAVE, around_users=True)

@@ -1,4 +1,4 @@
-"""Marks tensors whose sums over the replicas the caller makes in its own way, such as compressed gradients.
+"""Marks tensors that the caller or one replica alone makes, such as compressed gradients.
 
 A mark goes along with a sum that is not made yet while others are added to it, such as what was accumulated.
 Any other operation gets the sum, made by the caller.
@@ -16,6 +16,8 @@ from dtrain.partition.values import Value
 
 _NAME = "dtrain_marked_"
 _MARKED = re.compile(_NAME + r"(\d+)(_\d+)?$")
+_OWNED = "dtrain_owned_"
+_BY_OWNER = re.compile(_OWNED + r"(\d+|elsewhere)(_\d+)?$")
 _ADDING = ("Identity", "IdentityN", "AddV2", "AddN", "AssignAddVariableOp")
 
 
@@ -25,6 +27,25 @@ def marked(tensor: tf.Tensor, number: int) -> tf.Tensor:
     Outside of a step that is partitioned this changes nothing.
     """
     return tf.identity(tensor, name=f"{_NAME}{number}")
+
+
+def of_owner(tensor: tf.Tensor, place: int | None, needed: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The tensor of the replica that owns it, on all replicas. Other processes may trace another step for it.
+
+    Args:
+        tensor: the tensor; on a process that does not own it, any tensor of the same shape and type.
+        place: the owner's place among the replicas of this process; None if it belongs to another one.
+        needed: tensors that are known on each replica before this one is sent: the same ones everywhere.
+    """
+    where = "elsewhere" if place is None else place
+    found: tf.Tensor = tf.raw_ops.IdentityN(input=[tensor, *needed], name=f"{_OWNED}{where}")[0]
+    return found
+
+
+def place_of_owner(op: TracedOperation) -> tuple[bool, int | None]:
+    """Whether an operation is that of `of_owner`, and the owner's place in this process."""
+    found = _BY_OWNER.search(op.name)
+    return (True, int(found[1]) if found[1].isdigit() else None) if found else (False, None)
 
 
 def keeps_mark(op: TracedOperation) -> bool:

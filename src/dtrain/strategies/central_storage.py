@@ -138,5 +138,6 @@ class CentralStorageStrategy(
             local_replicas=self.num_replicas_in_sync,
             central=True,
             gradient_hook=hook_of(gradient_hook, shared_weights="for all replicas"),
+            partitioned=self.num_replicas_in_sync > 1,
         )
         strategy_made(self)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -178,13 +178,17 @@ class LocalUpdates:
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         made = made_replicated(super()._create_variable(next_creator, **kwargs))  # type: ignore[misc]
-        self.dtrain_variables[id(made)] = made
+        self.dtrain_variables[next(self._numbers)] = made
         return made
 
     @functools.cached_property
     def dtrain_variables(self) -> weakref.WeakValueDictionary[int, Any]:
-        """The strategy's variables, by their ids: TensorFlow's variables have no hashes."""
+        """The strategy's variables, by the numbers in which they were made: the same on all workers."""
         return weakref.WeakValueDictionary()
+
+    @functools.cached_property
+    def _numbers(self) -> Iterator[int]:
+        return itertools.count()
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str | None, primary_var: Any, **kwargs: Any

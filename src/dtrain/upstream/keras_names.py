@@ -136,6 +136,10 @@ OPTIMIZER_REDUCE = SetOnObjects(
     "gradients that are reduced already must not be reduced again; behind clipping and accumulation, it "
     "is where weights can be left to the replicas that own their state",
 )
+OPTIMIZER_UPDATE = SetOnObjects(
+    f"{_TF_OPTIMIZER}:TFOptimizer._distributed_tf_update_step",
+    "of several processes, only one has the state of a weight, and updates it",
+)
 OPTIMIZER_ADD_SLOT = SetOnObjects(
     f"{_TF_OPTIMIZER}:TFOptimizer.add_variable_from_reference",
     "state that is divided over the replicas is made by one of them only",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from dtrain.partition.layouts import PARTIAL, REPLICATED, Entry, Layout, RowCount, Sharded
+from dtrain.partition.marks import place_of_owner
 from dtrain.partition.partitioner import Partitioner, rule
 from dtrain.partition.rules.lists import lists_alike
 from dtrain.partition.traced import TracedOperation
@@ -207,6 +208,9 @@ def _identity(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> li
 @rule("IdentityN", for_replicated=True)
 def _identities(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     """One operation would make each output wait for all inputs, and collectives wait for each other."""
+    owned, owner = place_of_owner(op)
+    if owned:
+        return _of_owner(step, op, inputs, owner)
     build = step.build
     return [
         step.by_part(
@@ -217,6 +221,22 @@ def _identities(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> 
         if not value.counts_rows
         else value
         for value in inputs
+    ]
+
+
+def _of_owner(step: Partitioner, op: TracedOperation, inputs: list[Value], owner: int | None) -> list[Value]:
+    """The owner's value as a sum, to which other replicas add zeros; it is known after the other inputs."""
+    build, whole = step.build, [step.whole(value) for value in inputs]
+    made = []
+    for place in range(step.replicas.here):
+        value, *needed = (each.parts[place] for each in whole)
+        own = value if place == owner else build.zeros_like(value)
+        made.append(
+            build.node(op.type, [own, *needed], op.attributes, [each.dtype for each in whole], replica=place)
+        )
+    return [
+        Value(parts, REPLICATED if number else PARTIAL, value.shape)
+        for number, (parts, value) in enumerate(zip(zip(*made, strict=True), whole, strict=True))
     ]
 
 
