@@ -41,36 +41,25 @@ class Step(keras.Model):  # type: ignore[misc]
         return {"shown": self._shown(errors), "norm": tf.linalg.global_norm(gradients)}
 
 
-def trained(
-    made: Any, make: Callable[[], Any], y: Any, **compiled: Any
-) -> tuple[list[np.ndarray], list[str]]:
-    """The weights and losses after an epoch of four steps, and the warnings of dtrain."""
+def trained(made: Any, make: Callable[[], Any], y: Any, **compiled: Any) -> list[np.ndarray]:
+    """The weights and losses after an epoch of four steps, without a warning."""
     keras.utils.set_random_seed(1)
     with contextlib.nullcontext() if made is None else made.scope():
         model = make()
         model.compile(keras.optimizers.SGD(0.1), **compiled)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
         history = model.fit(X, y, batch_size=8, shuffle=False, verbose=0)
-    said = [str(each.message) for each in caught if "neither a mean nor a sum" in str(each.message)]
-    return [*(np.array(w) for w in model.weights), *map(np.array, history.history.values())], said
+    return [*(np.array(w) for w in model.weights), *map(np.array, history.history.values())]
 
 
 def partitioned() -> Any:
-    """Divides one program."""
     return dtrain.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
-def in_replicas() -> Any:
-    """Runs the step on each replica."""
-    return dtrain.CentralStorageStrategy(["CPU:0", "CPU:1"])
-
-
 def assert_as_on_one_device(make: Callable[[], Any], y: Any, **compiled: Any) -> None:
-    found, said = trained(partitioned(), make, y, **compiled)
-    assert not said
-    expected, _ = trained(None, make, y, **compiled)
-    for one, two in zip(found, expected, strict=True):
+    found = trained(partitioned(), make, y, **compiled)
+    for one, two in zip(found, trained(None, make, y, **compiled), strict=True):
         np.testing.assert_allclose(one, two, rtol=2e-4, atol=1e-6)
 
 
@@ -91,19 +80,17 @@ def batch_sum(errors: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("loss", "shown", "about"),
+    ("loss", "shown"),
     [
-        (root, tf.reduce_mean, ["A loss that train_step differentiates"]),
-        (product, tf.reduce_mean, ["A loss that train_step differentiates"]),
-        (first_rows, tf.reduce_mean, ["A loss that train_step differentiates"]),
-        (tf.reduce_mean, tf.reduce_max, ["What train_step returns as 'shown'"]),
-        (tf.reduce_mean, tf.math.reduce_std, ["What train_step returns as 'shown'"]),
+        (root, tf.reduce_mean),
+        (product, tf.reduce_mean),
+        (first_rows, tf.reduce_mean),
+        (tf.reduce_mean, tf.reduce_max),
+        (tf.reduce_mean, tf.math.reduce_std),
     ],
     ids=["root", "product", "first rows", "maximum", "deviation"],
 )
-def test_what_halves_of_a_batch_do_not_give_is_said(loss: Any, shown: Any, about: list[str]) -> None:
-    _, said = trained(in_replicas(), lambda: Step(loss, shown), Y)
-    assert [line.partition(" is neither")[0] for line in said] == about
+def test_what_halves_of_a_batch_do_not_give(loss: Any, shown: Any) -> None:
     assert_as_on_one_device(lambda: Step(loss, shown), Y)
 
 
@@ -112,41 +99,8 @@ def test_what_halves_of_a_batch_do_not_give_is_said(loss: Any, shown: Any, about
     [(tf.reduce_mean, tf.reduce_mean), (batch_sum, tf.reduce_mean), (tf.reduce_mean, batch_sum)],
     ids=["mean", "sum", "sum shown"],
 )
-def test_means_and_sums_are_said_to_be_nothing_else(loss: Any, shown: Any) -> None:
-    """Nor is the norm of the gradients, which are those of the whole batch already."""
-    _, said = trained(in_replicas(), lambda: Step(loss, shown), Y)
-    assert not said
+def test_means_and_sums(loss: Any, shown: Any) -> None:
     assert_as_on_one_device(lambda: Step(loss, shown), Y)
-
-
-class Noisy(Step):
-    """Half of its hidden units are dropped, and noise as large as the rest is added."""
-
-    def __init__(self, loss: Callable[[Any], Any]) -> None:
-        super().__init__(loss, loss)
-        self.dropped = keras.layers.Dropout(0.5)
-
-    def call(self, x: Any) -> Any:
-        hidden = self.dropped(self.hidden(x), training=True)
-        noise = keras.random.normal(keras.ops.shape(hidden)) + tf.random.normal(tf.shape(hidden))
-        return self.last(hidden + noise)
-
-
-@pytest.mark.parametrize(
-    ("loss", "sums", "says"),
-    [(tf.reduce_mean, False, False), (batch_sum, True, False), (root, False, True)],
-    ids=["mean", "sum", "root"],
-)
-def test_random_numbers_hide_no_kind_of_loss(loss: Any, sums: bool, says: bool) -> None:
-    made: list[Any] = []
-
-    def make() -> Any:
-        made.append(Noisy(loss))
-        return made[-1]
-
-    _, said = trained(in_replicas(), make, Y)
-    assert made[0].train_function.findings["kinds"][0][0] == sums
-    assert ["A loss that train_step differentiates" in line for line in said] == [True, False] * says
 
 
 class Added(keras.layers.Layer):  # type: ignore[misc]
@@ -170,22 +124,20 @@ def sum_and_constant(x: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("loss", "says"),
+    "loss",
     [
-        (balance, True),
-        (sum_and_constant, True),
-        (lambda x: keras.ops.mean(x**2), False),
-        (lambda x: 0.01 * keras.ops.sum(x**2), False),
+        balance,
+        sum_and_constant,
+        lambda x: keras.ops.mean(x**2),
+        lambda x: 0.01 * keras.ops.sum(x**2),
     ],
     ids=["balance", "sum and constant", "mean", "sum"],
 )
-def test_a_loss_that_a_layer_adds(loss: Any, says: bool) -> None:
+def test_a_loss_that_a_layer_adds(loss: Any) -> None:
     def make() -> Any:
         dense = keras.layers.Dense
         return keras.Sequential([keras.Input((4,)), dense(6, activation="tanh"), Added(loss), dense(1)])
 
-    _, said = trained(in_replicas(), make, Y, loss="mse")
-    assert ["model.losses[0]" in line for line in said] == [True] * says
     assert_as_on_one_device(make, Y, loss="mse")
 
 

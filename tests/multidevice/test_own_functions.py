@@ -12,7 +12,6 @@ import tensorflow as tf
 from keras import layers, ops
 
 import dtrain
-from dtrain.errors import StepError
 
 LENGTH, WORDS, WIDTH = 6, 11, 4
 _RANDOM = np.random.default_rng(0)
@@ -117,8 +116,3 @@ def test_a_function_of_a_step_is_part_of_it(strategy: Any, kind: Any) -> None:
         np.testing.assert_allclose(found[name], expected[name], rtol=2e-4, err_msg=name)
     for a, b in zip(model.variables, alone.variables, strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=2e-4, atol=2e-6, err_msg=a.path)
-
-
-def test_what_a_function_writes_from_examples_is_refused() -> None:
-    with pytest.raises(StepError, match="train_step writes the variable 'queue' from its examples"):
-        fitted(dtrain.CentralStorageStrategy(["CPU:0", "CPU:1"]), Queue)

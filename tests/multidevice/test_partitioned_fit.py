@@ -89,35 +89,45 @@ def test_given_cross_device_operations_make_the_sums() -> None:
         np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
 
 
-def test_normalization_that_is_not_synchronized_uses_each_replicas_rows() -> None:
-    def make() -> Any:
-        body = [dense(6, 8), keras.layers.BatchNormalization(momentum=0.5), keras.layers.Dense(1)]
-        made = keras.Sequential(body)
-        made.compile(keras.optimizers.SGD(0.05), "mse")
-        return made
+class NormalizedByParts(keras.layers.BatchNormalization):  # type: ignore[misc]
+    """On one device, what two replicas compute that each use the moments of their own rows."""
 
-    in_replicas = dtrain.CentralStorageStrategy(["CPU:0", "CPU:1"])  # which runs the step on each
-    by_replica = trained(in_replicas, make, batch=17, as_dataset=False)
-    found = trained(dtrain.MirroredStrategy(), make, batch=17, as_dataset=False)
-    for value, expected in zip(found[0].get_weights(), by_replica[0].get_weights(), strict=True):
-        np.testing.assert_allclose(value, expected, rtol=2e-4, atol=1e-6)
-    np.testing.assert_allclose(found[1]["loss"], by_replica[1]["loss"], rtol=2e-4)
+    def call(self, inputs: Any, training: bool = False, mask: Any = None) -> Any:
+        if not training:
+            return super().call(inputs, training=False)
+        rows = tf.shape(inputs)[0]
+        first = (rows + 1) // 2
+        outputs, moments = [], []
+        for part, size in ((inputs[:first], first), (inputs[first:], rows - first)):
+            mean, variance = tf.nn.moments(part, [0])
+            outputs.append((part - mean) * tf.math.rsqrt(variance + self.epsilon) * self.gamma + self.beta)
+            share = tf.cast(size / rows, tf.float32)
+            moments.append([tf.math.multiply_no_nan(each, share) for each in (mean, variance)])
+        for moving, *parts in zip((self.moving_mean, self.moving_variance), *moments, strict=True):
+            moving.assign(self.momentum * moving + (1 - self.momentum) * tf.add_n(parts))
+        return tf.concat(outputs, axis=0)
 
 
-def test_normalization_of_batches_of_a_fixed_size_uses_each_replicas_rows() -> None:
-    x = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
-    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(20, drop_remainder=True)
-    weights = []
-    for strategy in (dtrain.MirroredStrategy(), dtrain.CentralStorageStrategy(["CPU:0", "CPU:1"])):
+@pytest.mark.parametrize("size", [17, 20], ids=["uneven parts", "a fixed size"])
+def test_normalization_that_is_not_synchronized_uses_each_replicas_rows(size: int) -> None:
+    """In the last batch of 17 only one replica has a row."""
+    x = np.random.default_rng(0).normal(size=(ROWS, 6)).astype("float32")
+    data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(size, drop_remainder=size == 20)
+
+    def fitted(strategy: Any, normalization: Any) -> tuple[Any, Any]:
         keras.utils.set_random_seed(1)
         with strategy.scope():
-            body = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
-            made = keras.Sequential([keras.Input((4,)), *body])
+            body = [keras.layers.Dense(8, "relu"), normalization(momentum=0.5), keras.layers.Dense(1)]
+            made = keras.Sequential([keras.Input((6,)), *body])
             made.compile(keras.optimizers.SGD(0.05), "mse")
-        made.fit(data, epochs=2, verbose=0)
-        weights.append(made.get_weights())
-    for found, expected in zip(*weights, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-6)
+        return made.fit(data, epochs=2, verbose=0).history["loss"], made.get_weights()
+
+    expected = fitted(tf.distribute.get_strategy(), NormalizedByParts)
+    for strategy in (dtrain.MirroredStrategy(), dtrain.CentralStorageStrategy(["CPU:0", "CPU:1"])):
+        losses, weights = fitted(strategy, keras.layers.BatchNormalization)
+        np.testing.assert_allclose(losses, expected[0], rtol=2e-4)
+        for found, weight in zip(weights, expected[1], strict=True):
+            np.testing.assert_allclose(found, weight, rtol=2e-4, atol=1e-6)
 
 
 def test_what_ran_eagerly_goes_on_traced() -> None:

@@ -242,7 +242,7 @@ def test_a_callback_of_the_chief_alone_may_change_the_logs(seen: list[dict[str, 
 def test_evaluate_returns_the_same_on_every_worker(seen: list[dict[str, Any]]) -> None:
     first, second = (worker["evaluated in part"] for worker in seen)
     assert first == second and np.isfinite(first)
-    assert [worker["own logs"] for worker in seen] == [{"of_this_worker": 10.5}] * 2
+    assert [worker["own logs"] for worker in seen] == [{"of_this_worker": 10.0}] * 2
 
 
 @pytest.mark.parametrize(

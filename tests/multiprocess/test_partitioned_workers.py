@@ -22,8 +22,6 @@ def numbers(strategy: Any, refused: tuple[str, ...] = ()) -> dict[str, list[Any]
     x = np.random.default_rng(1).normal(size=(ROWS, 6)).astype("float32")
     found: dict[str, list[Any]] = {}
     for number, (name, make) in enumerate(MODELS.items()):
-        if "eager" in name:
-            continue  # not traced, and so not partitioned
         if name in refused:
             with pytest.raises(StepError, match="inside a condition or a loop"):
                 trained(strategy, make, batch=17, as_dataset=False)
@@ -36,11 +34,8 @@ def numbers(strategy: Any, refused: tuple[str, ...] = ()) -> dict[str, list[Any]
 
 
 def of_worker(devices: int) -> dict[str, list[Any]]:
-    from dataclasses import replace
-
     strategy = dtrain.MultiWorkerMirroredStrategy()
     assert strategy.num_replicas_in_sync > devices
-    strategy.dtrain_layout = replace(strategy.dtrain_layout, partitioned=True)
     return numbers(strategy, IN_CONDITIONS if devices > 1 else ())
 
 

@@ -59,11 +59,24 @@ class CallOperations:
         return total
 
     def sums(self, values: Sequence[Any]) -> list[Any]:
-        """All-reduces several tensors as `sum` does, with one barrier for all of them."""
-        totals = self._operation(self._sums, values)
-        for total, value in zip(totals, values, strict=True):
-            total.set_shape(value.shape)
-        return totals
+        """All-reduces several tensors as `sum` does, with one barrier for all of them.
+
+        Large ones go as they are, small ones as one vector for each dtype.
+        """
+        groups = TensorGroups(values)
+        small = [[values[i] for i in numbers] for numbers in groups.small]
+        # The small ones first: they are exchanged together with a large one that follows.
+        with tf.device("CPU:0"):
+            given = [*map(_packed, small), *(values[i] for i in groups.large)]
+        found = iter(self._operation(self._sums, given) if given else ())
+        totals = groups.empty
+        with tf.device("CPU:0"):
+            for numbers, each in zip(groups.small, small, strict=True):
+                totals.update(zip(numbers, _unpacked(next(found), each), strict=True))
+        totals.update(zip(groups.large, found, strict=True))
+        for i, value in enumerate(values):
+            totals[i].set_shape(value.shape)
+        return [totals[i] for i in range(len(values))]
 
     def gather(self, values: Sequence[Any]) -> list[Any]:
         """Gathers the rows of all workers of each tensor, numbers or text, in the workers' order.
@@ -200,21 +213,10 @@ class CallLauncher(_Launcher):  # type: ignore[misc]
             return tf.identity(self._operations.sum(tf.convert_to_tensor(input_tensor)))
 
     def batch_all_reduce(self, input_tensor_packs: Any, options: Any = None) -> list[Any]:
-        """All-reduces many tensors: large ones as they are, small ones as one vector for each dtype."""
+        """All-reduces many tensors, as `CallOperations.sums`."""
         tensors = [tf.convert_to_tensor(t) for pack in input_tensor_packs for t in pack]
-        groups = TensorGroups(tensors)
-        totals = groups.empty
-        small = [[tensors[i] for i in numbers] for numbers in groups.small]
         with tf.device(self._device):
-            # The small ones first: they are exchanged together with a large one that follows.
-            given = [*map(_packed, small), *(tensors[i] for i in groups.large)]
-        sums = iter(self._sums(given) if given else [])
-        with tf.device(self._device):
-            for numbers, each in zip(groups.small, small, strict=True):
-                totals.update(zip(numbers, _unpacked(next(sums), each), strict=True))
-        for i in groups.large:
-            totals[i] = next(sums)
-        return [totals[i] for i in range(len(tensors))]
+            return [tf.identity(total) for total in self._operations.sums(tensors)]
 
     def all_gather(self, input_tensor: Any, axis: Any, options: Any = None) -> Any:
         """Gathers the values of all workers along an axis, in which their sizes may differ."""
@@ -237,10 +239,6 @@ class CallLauncher(_Launcher):  # type: ignore[misc]
     def _all_gather(self, input_tensor: Any, options: Any) -> Any:
         (gathered,) = self._operations.gather([input_tensor])
         return gathered
-
-    def _sums(self, tensors: list[Any]) -> list[Any]:
-        with tf.device(self._device):
-            return [tf.identity(total) for total in self._operations.sums(tensors)]
 
 
 def _packed(tensors: Sequence[Any]) -> Any:

@@ -21,9 +21,8 @@ from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 
-ADD, UPDATE = "add", "update"
-GROUP = "group"  # all micro-batches of one update or of several
-PARTS = "parts"  # any micro-batches, in a partitioned step
+PARTS = "parts"
+"""The phase of steps in which each replica's accumulators hold a part of the sums."""
 
 
 class MicroBatchSums(LocalState):
@@ -46,46 +45,24 @@ class MicroBatchSums(LocalState):
         self._open = False
         # Whether each replica holds the total; else it holds a partial sum.
         self._whole = True
-        # Whether the sums are zero, because an update has just used them.
-        self._empty = False
 
     def open(self) -> None:
         """Allows the replicas to hold partial sums from now on."""
         self._open = True
 
-    def next_run(self, most: int, *, grouped: bool) -> tuple[str | None, int]:
-        """Chooses the phase of the next micro-batches, and how often it runs.
-
-        Args:
-            most: the largest number of micro-batches that may run.
-            grouped: whether all micro-batches of an update may run in one call.
-
-        Returns:
-            `ADD`, `UPDATE` or `PARTS` with a number of micro-batches, or `GROUP` with a number of updates.
-            The phase is None where every micro-batch is all-reduced.
-        """
+    def next_run(self, most: int) -> tuple[str | None, int]:
+        """`PARTS` for all of the next micro-batches, or None where every micro-batch is all-reduced."""
         if not self._open:
             return None, most
         if self._whole:
             self._everywhere(self._keep_one)()
             self._whole = False
-        if self._layout.partitioned:
-            return PARTS, most
-        steps = self._optimizer.gradient_accumulation_steps
-        done = int(upstream_keras.iterations_of(self._optimizer).numpy()) % steps
-        if grouped and done == 0 and most >= steps:
-            return GROUP, most // steps
-        return (UPDATE, 1) if done == steps - 1 else (ADD, min(most, steps - 1 - done))
-
-    def note(self, phase: str | None, steps: int) -> None:
-        """Notes the phase that has just run."""
-        if phase is not None and steps:
-            self._empty = phase not in (ADD, PARTS)
+        return PARTS, most
 
     def close(self) -> None:
         """All-reduces the partial sums, so that every replica holds the total. All workers must call it."""
         self._open = False
-        if not self._whole and not self._empty:
+        if not self._whole:
             join = self._everywhere(self._join)
             with events.waiting_for_others():  # no step runs whose time includes this waiting
                 join()
@@ -103,7 +80,6 @@ class MicroBatchSums(LocalState):
             apart: whether they now hold partial sums; else every replica holds the total.
         """
         self._whole = not apart
-        self._empty = False
 
     def abandon(self) -> None:
         """Cleans up after an error in `fit`.
@@ -112,7 +88,7 @@ class MicroBatchSums(LocalState):
         workers may have accumulated nothing, and a wrong sum is worse than none.
         """
         self._open = False
-        if self._whole or self._empty:
+        if self._whole:
             return
         if self._layout.workers == 1:
             self.close()

@@ -33,7 +33,6 @@ from dtrain.keras_engine.protocol import (
     is_asynchronous,
     is_managed,
     layout_of,
-    waiting_clock,
 )
 from dtrain.keras_engine.rows import (
     batch_spec,
@@ -45,7 +44,7 @@ from dtrain.keras_engine.rows import (
     without_optionals,
 )
 from dtrain.keras_engine.step_function import StepFunction
-from dtrain.keras_engine.steps import StepProgram, step_is_stock
+from dtrain.keras_engine.steps import step_is_stock
 from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names, layer_calls
@@ -82,8 +81,7 @@ def build(model: Any, spec: Any) -> None:
     if upstream_keras.strategy_of(model) is not None:
         check_model(model)
     layout = layout_of(model.distribute_strategy)
-    one = layout is not None and layout.replicas == 1 and not _is_made(model)
-    if spec is not None and (one or (layout is not None and layout.partitioned)):
+    if spec is not None and layout is not None and (layout.replicas > 1 or not _is_made(model)):
         _build_as_one_device(model, spec)
         return
     with model.distribute_strategy.scope():
@@ -260,34 +258,6 @@ def _program(model: Any, layout: ReplicaLayout, *, training: bool) -> Any:
     """The program that computes a model's train or test step."""
     if layout.replicas == 1:
         return LocalProgram(model, training=training)
-    if layout.partitioned:
-        if training and layout.average_every:
-            return OwnSteps(model, layout, training=True)
-        return (EagerProgram if model.run_eagerly else PartitionedProgram)(model, layout, training=training)
-    return StepProgram(
-        model,
-        layout,
-        training=training,
-        compiled=_can_compile(model, layout, "train_step" if training else "test_step"),
-        # Some transports measure the waiting themselves; then the step does not.
-        measured=training and layout.workers > 1 and waiting_clock(model.distribute_strategy) is None,
-    )
-
-
-def _can_compile(model: Any, layout: ReplicaLayout, name: str) -> bool:
-    if not model.jit_compile or model.run_eagerly:
-        return False
-    if layout.central:
-        logger.warning(
-            "jit_compile=True was set, but a program that XLA compiles reads weights on its own device "
-            "only, and under central storage they are on another. It runs without XLA."
-        )
-        return False
-    if step_is_stock(model, name):
-        return True
-    logger.warning(
-        "jit_compile=True was set, but the model overrides %s; under several replicas only Keras' own "
-        "step is compiled by XLA, because the reduction is in the middle of the step. It runs without XLA.",
-        name,
-    )
-    return False
+    if training and layout.average_every:
+        return OwnSteps(model, layout, training=True)
+    return (EagerProgram if model.run_eagerly else PartitionedProgram)(model, layout, training=training)

@@ -48,7 +48,6 @@ from dtrain.keras_engine.protocol import (
     waiting_clock,
 )
 from dtrain.keras_engine.step_function import StepFunction
-from dtrain.keras_engine.steps import step_is_stock
 from dtrain.keras_engine.weight_averages import WeightAverages
 from dtrain.keras_engine.xla_rule import note_compiled
 from dtrain.upstream import functions, keras_names
@@ -368,8 +367,7 @@ def _local_state(model: Any, callbacks: list[Any], layout: ReplicaLayout, *, sum
         loop_of(model).local.close()
         return WeightAverages(model, layout, callbacks)
     accumulates = bool(getattr(model.optimizer, "gradient_accumulation_steps", None))
-    divisible = layout.partitioned or step_is_stock(model, "train_step")
-    if sums and accumulates and can_sum_locally(model, layout) and divisible:
+    if sums and accumulates and can_sum_locally(model, layout):
         return MicroBatchSums(model.optimizer, model.distribute_strategy, layout)
     return LocalState()
 

@@ -111,20 +111,16 @@ class LocalState:
         """How many steps a call should have, of at most `steps`, so that the state can be saved after it."""
         return steps
 
-    def next_run(self, most: int, *, grouped: bool) -> tuple[str | None, int]:
-        """Chooses how the next steps treat gradients, and how often that runs.
-
-        Args:
-            most: the largest number of steps that may run.
-            grouped: whether all micro-batches of an update may run in one call.
+    def next_run(self, most: int) -> tuple[str | None, int]:
+        """Chooses how the next steps treat gradients, and how many steps, at most `most`, do so.
 
         Returns:
-            A phase (see `accumulation.py`), or None for the usual way; and a number of rounds.
+            A phase (see `accumulation.py`), or None for the usual way; and the number of steps.
         """
         return None, most
 
-    def note(self, phase: str | None, steps: int) -> None:
-        """Notes the phase that has just run, and how many steps it made."""
+    def note(self, steps: int) -> None:
+        """Notes that steps have run."""
 
     def close(self) -> None:
         """Makes all replicas equal, at the end of an epoch's steps."""

@@ -1,12 +1,8 @@
-"""Makes Keras' losses and metrics those of the global batch, whichever part of it a replica has.
+"""Makes Keras' losses and metrics those of the global batch in a loop of the user's own.
 
-Under `fit` a replica's loss is the loss that its examples would have as a whole batch, corrected where the
-divisor is not the number of examples (masks, weights). In a custom loop it is the replica's part of a sum.
-The weighting by shares is not done here, but in `gradients.py` and `context.py`.
-
-Each replica updates a metric with its own part. The metric's variables are summed over the replicas, and its
-result is computed from the sums. A scalar is first combined over the replicas. A user's own metrics are
-treated in `own_metrics.py`, and own losses are tried in `loss_trial.py`.
+A replica's loss is its part of a sum. Each replica updates a metric with its own part. The metric's variables
+are summed over the replicas, and its result is computed from the sums. A user's own metrics are treated in
+`own_metrics.py`.
 """
 
 from __future__ import annotations
@@ -18,13 +14,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain.errors import CompilationError, DataError
+from dtrain.errors import CompilationError
 from dtrain.keras_engine import host_writes, own_metrics
-from dtrain.keras_engine.context import ReplicaStep, all_reduce_sum, current_step, reporting_replicas
+from dtrain.keras_engine.context import all_reduce_sum, reporting_one_replica
 from dtrain.keras_engine.protocol import current_layout, in_replica, layout_of
-from dtrain.keras_engine.replica_calls import holds_parts
 from dtrain.keras_engine.rows import as_tensor
-from dtrain.upstream import functions, keras_names, layer_calls
+from dtrain.upstream import functions, keras_names
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import on_objects, replaces, set_methods
@@ -36,17 +31,17 @@ _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 def _undivided() -> bool:
     """Whether losses are not divided by the number of replicas, although Keras would in any strategy's scope.
 
-    In a step the replicas are weighted by shares. A loss that a program computes in a scope, but not in a
-    replica, is that of the whole batch and not a part of a sum.
+    A loss that a program computes in a scope, but not in a replica, is that of the whole batch and not a part
+    of a sum.
     """
-    return current_step() is not None or (current_layout() is not None and not in_replica())
+    return current_layout() is not None and not in_replica()
 
 
 def _without_division(original: Callable[..., Any]) -> Callable[..., Any]:
     """Keras' own function, which divides by a number of replicas of 1."""
 
     def undivided(*args: Any) -> Any:
-        with reporting_replicas(1):
+        with reporting_one_replica():
             return original(*args)
 
     return undivided
@@ -61,9 +56,7 @@ def unscale(original: Callable[..., Any], value: Any) -> Any:
 @on_objects(keras_names.ADDITIONAL_LOSS)
 def additional_loss(original: Callable[..., Any], self: Any, loss: Any) -> Any:
     """The model's aggregation of a loss that a layer adds."""
-    found = (_without_division(original) if _undivided() else original)(self, loss)
-    step = current_step()
-    return found if step is None else step.additional_loss(found)
+    return (_without_division(original) if _undivided() else original)(self, loss)
 
 
 @replaces(keras_names.REDUCE_WEIGHTED)
@@ -76,135 +69,10 @@ def reduce_weighted(
     dtype: Any = None,
 ) -> Any:
     """The replacement of Keras' reduction of per-example losses to one value."""
-    step = current_step()
     original = _without_division(original) if _undivided() else original
-    whole = not in_replica() if step is None else step.sees_everything
-    if whole:
-        return original(values, sample_weight, mask, reduction, dtype)
-    values = as_tensor(values)
-    if step is None:
-        return _part_of_sum(original, values, sample_weight, mask, reduction, dtype)
-    if values.shape.rank == 0 and sample_weight is None and mask is None:
-        return values
-    unweighted = reduction != "mean_with_sample_weight" or sample_weight is None
-    if reduction in _MEANS and mask is None and unweighted:
-        # Keras returns the losses unreduced where it is known while tracing that there are none.
-        return tf.reduce_sum(original(values, sample_weight, None, "sum_over_batch_size", dtype))
-    if reduction in (None, "none"):
-        if isinstance(values, tf.RaggedTensor):
-            raise DataError(
-                "A loss gives ragged values and has reduction=None, which several replicas cannot combine.",
-                hint="let the loss give one value an example, or set reduction='sum'",
-            )
-        return original(values, sample_weight, mask, reduction, dtype)
-    total = _total(original, values, sample_weight, mask, dtype)
-    if reduction == "sum":
-        return step.per_share(total)
-    divisor = _divisor(values, sample_weight, mask, reduction)
-    return step.per_share(tf.math.divide_no_nan(total, tf.cast(divisor, total.dtype)))
-
-
-@replaces(keras_names.LOSS_CALL)
-def loss_call(
-    original: Callable[..., Any], self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
-) -> Any:
-    """The replacement of `Loss.__call__`: a loss of coupled examples sees those of all replicas.
-
-    So does a loss whose `call` returns one value instead of one per example.
-    """
-    step = current_step()
-    if step is None or step.sees_everything:
-        return original(self, y_true, y_pred, sample_weight)
-    if overrides_call(self) or not (couples_examples(self) or _gives_scalar(self, y_true, y_pred)):
-        return original(self, y_true, y_pred, sample_weight)
-    return _of_all_examples(step, lambda *all_: original(self, *all_), (y_true, y_pred, sample_weight))
-
-
-def watch_own_call(loss: Any) -> None:
-    """Replaces the `__call__` of a loss's class, if a user's class overrides Keras' own.
-
-    A loss that couples examples, or is called with weights or masks, then gets the examples of all replicas.
-    Python looks up `__call__` in the class, so it is replaced there; outside of a step it works as before.
-    """
-    for kind in type(loss).__mro__:
-        own = vars(kind).get("__call__")
-        if kind is keras.losses.Loss:
-            return
-        if own is not None and not hasattr(own, "_dtrain_original"):
-            replacement = tf.autograph.experimental.do_not_convert(functools.wraps(own)(_make_own_call(own)))
-            replacement._dtrain_original = own
-            setattr(kind, "__call__", replacement)  # noqa: B010
-
-
-def _make_own_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes the replacement of the `__call__` with which a user's loss overrides Keras' own."""
-
-    def __call__(self: Any, y_true: Any, y_pred: Any, *weights: Any, **named: Any) -> Any:  # noqa: N807
-        step = current_step()
-        if step is None or step.sees_everything:
-            return original(self, y_true, y_pred, *weights, **named)
-        given = [*weights, *named.values()]
-        # A loss that divides by the weights, or by what is not masked, is not a mean over the examples.
-        weighted = any(each is not None for each in given) or any(
-            layer_calls.mask_of(leaf) is not None for leaf in keras.tree.flatten(y_pred)
-        )
-        if not (couples_examples(self) or weighted):
-            return original(self, y_true, y_pred, *weights, **named)
-        count = len(weights)
-
-        def of_all(y_true: Any, y_pred: Any, *given: Any) -> Any:
-            by_name = dict(zip(named, given[count:], strict=True))
-            return original(self, y_true, y_pred, *given[:count], **by_name)
-
-        return _of_all_examples(step, of_all, (y_true, y_pred, *given))
-
-    return __call__
-
-
-def _of_all_examples(step: ReplicaStep, function: Callable[..., Any], arguments: Any) -> Any:
-    """Computes a loss from the examples of all replicas.
-
-    Each replica computes the whole loss, but gradients flow to its own rows only. A loss that is not reduced
-    to a scalar is summed by the tape, and needs no correction.
-    """
-    whole = tf.convert_to_tensor(step.of_all_examples(function, arguments))
-    return whole if whole.shape.rank != 0 else step.loss_of_all(whole)
-
-
-def overrides_call(loss: Any) -> bool:
-    """Whether the class of a loss overrides `Loss.__call__`."""
-    return _unwrapped_call(type(loss)) is not _unwrapped_call(keras.losses.Loss)
-
-
-def _unwrapped_call(kind: Any) -> Any:
-    return getattr(kind.__call__, "_dtrain_original", kind.__call__)
-
-
-def couples_examples(loss: Any) -> bool:
-    """Whether an example's loss depends on the other examples of the batch, as in metric learning."""
-    step = current_step()
-    return isinstance(loss, keras.losses.Circle) or (
-        step is not None and id(loss) in step.trial_results.coupled_losses
-    )
-
-
-def is_own_loss(loss: Any) -> bool:
-    """Whether a user's own code computes a loss."""
-    function = getattr(loss, "fn", None)
-    return not all(upstream_keras.is_keras_own(each) for each in (loss, function) if each is not None)
-
-
-def converted(loss: Any, nest: Any) -> Any:
-    """A nest of labels or predictions as tensors of the loss's own dtype."""
-    return keras.tree.map_structure(lambda x: keras.ops.convert_to_tensor(x, dtype=loss.dtype), nest)
-
-
-def _gives_scalar(loss: Any, y_true: Any, y_pred: Any) -> bool:
-    """Whether `loss.call` returns a single value instead of one per example, or needs more examples."""
-    try:
-        return as_tensor(loss.call(converted(loss, y_true), converted(loss, y_pred))).shape.rank == 0
-    except Exception:  # a mistake is raised again where the loss sees all examples
-        return True
+    if in_replica():
+        return _part_of_sum(original, as_tensor(values), sample_weight, mask, reduction, dtype)
+    return original(values, sample_weight, mask, reduction, dtype)
 
 
 def _part_of_sum(
@@ -255,29 +123,6 @@ def _divisor(values: Any, sample_weight: Any, mask: Any, reduction: str | None) 
     return tf.math.divide_no_nan(count * valid, everywhere)
 
 
-@replaces(keras_names.METRIC_VALUES)
-def values_of_update(
-    original: Callable[..., Any], values: Any, sample_weight: Any, reduce_fn: Any, dtype: Any
-) -> Any:
-    """The replacement of the function that `Mean.update_state` and `Sum.update_state` call first.
-
-    A scalar is combined over the replicas, so that it counts once and not for each replica.
-    """
-    step = current_step()
-    summed = reduce_fn is keras.ops.sum  # by `Sum`; `Mean` gives `ops.mean`
-    if step is None or step.sees_everything or (summed and sample_weight is not None):
-        return original(values, sample_weight, reduce_fn, dtype)
-    found = as_tensor(values)
-    if found.shape.rank == 0:
-        found = tf.cast(found, dtype)
-        if sample_weight is not None:
-            values = step.part_of_value(found)
-        else:
-            values = step.whole_value(found)
-            values = values / step.layout.replicas if summed else values
-    return original(values, sample_weight, reduce_fn, dtype)
-
-
 @replaces(keras_names.METRIC_INIT)
 def metric_init(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> None:
     """The replacement of `Metric.__init__`."""
@@ -325,20 +170,11 @@ def is_own_metric(metric: Any) -> bool:
 def wrapper_update(
     original: Callable[..., Any], self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> Any:
-    """The `update_state` of a `MeanMetricWrapper`.
-
-    A function that returns a scalar is given the examples of all replicas.
-    """
+    """The `update_state` of a `MeanMetricWrapper`, whose function may be a user's own."""
     prepared = own_metrics.inside_update() or upstream_keras.in_stateless_scope()
     if in_replica() and not prepared and is_own_metric(self):
         return own_metrics.update(original, self, (y_true, y_pred), {"sample_weight": sample_weight})
-    step = current_step()
-    if prepared or step is None:
-        return original(self, y_true, y_pred, sample_weight)
-    value = as_tensor(upstream_keras.metric_value(self, y_true, y_pred))
-    if value.shape.rank != 0:
-        return original(self, y_true, y_pred, sample_weight)
-    return step.of_all_examples(lambda *whole: original(self, *whole), (y_true, y_pred, sample_weight))
+    return original(self, y_true, y_pred, sample_weight)
 
 
 @on_objects(keras_names.RESET_METRICS)
@@ -370,7 +206,7 @@ def reset_metrics(original: Callable[..., Any], self: Any) -> Any:
 
 
 def follow_from_variables(model: Any) -> bool:
-    """Whether all metrics' results depend on their variables only, so `metric_results` works at any time."""
+    """Whether all metrics' results depend on their variables only, and can be computed at any time."""
     return all(_is_keras_own(metric, "result") for metric in model.metrics)
 
 
@@ -378,23 +214,3 @@ def _is_keras_own(metric: Any, name: str) -> bool:
     """Whether a metric, and the metrics inside it, have Keras' own method; that uses variables only."""
     own = upstream_keras.is_keras_own(getattr(type(metric), name)) and name not in vars(metric)
     return own and all(_is_keras_own(inner, name) for inner in getattr(metric, "metrics", None) or [])
-
-
-def whole_state(variables: list[Any]) -> list[Any]:
-    """The value of each metric variable over all replicas; must be called in a replica.
-
-    Args:
-        variables: Keras variables; those that are summed on reading are all-reduced, the others are read.
-    """
-    values = [tf.convert_to_tensor(v.value) for v in variables]
-    summed = [i for i, v in enumerate(variables) if holds_parts(v)]
-    for i, total in zip(summed, all_reduce_sum([values[i] for i in summed]), strict=True):
-        values[i] = total
-    return values
-
-
-def metric_results(model: Any) -> dict[str, Any]:
-    """The model's metric results over all replicas, the same on each; must be called in a replica."""
-    variables = model.metrics_variables
-    with keras.StatelessScope(state_mapping=list(zip(variables, whole_state(variables), strict=True))):
-        return dict(model.get_metrics_result())

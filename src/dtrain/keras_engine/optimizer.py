@@ -15,9 +15,7 @@ import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.updates import updating
 from dtrain.keras_engine.context import (
-    ReplicaStep,
     current_block,
-    current_step,
     local_update,
     single_program,
     updating_locally,
@@ -33,7 +31,6 @@ from dtrain.keras_engine.protocol import (
 )
 from dtrain.keras_engine.sharded_state import broadcast_updates, plans
 from dtrain.keras_engine.single_program import under_strategy
-from dtrain.keras_engine.trial import TrialStep
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
@@ -66,9 +63,7 @@ Way = Callable[[Callable[..., Any], Any, list[Any], list[Any] | None], Any]
 
 def _way_of(optimizer: Any, gradients: int) -> Way:
     """Chooses how `apply` handles this many gradients, from where the code runs."""
-    block, step = current_block(), current_step()
-    if isinstance(step, TrialStep):
-        return _only_build
+    block = current_block()
     if gradients == 0 or updating_locally():
         return _as_keras
     if single_program():
@@ -107,12 +102,6 @@ def _in_single_program(original: Callable[..., Any], optimizer: Any, grads: list
             grads, upstream_keras.trainable_variables_of(optimizer) if variables is None else variables
         )
     return original(optimizer, grads, variables)
-
-
-def _only_build(original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: Any) -> None:
-    """In a trial: only builds the optimizer, because a trial keeps no update."""
-    if variables is not None:
-        _build(optimizer, tf.distribute.get_strategy(), variables)
 
 
 def _in_own_scope(original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: Any) -> Any:
@@ -156,18 +145,13 @@ def _in_replica(
     original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: list[Any] | None
 ) -> Any:
     """In a replica: applies the global batch's gradients to its own copy, or once to the central weights."""
-    strategy, step, targets = _checked(optimizer, variables)
+    strategy, targets = _checked(optimizer, variables)
     _build(optimizer, strategy, targets)
-    if step is None:
-        found = sum_gradients(grads, targets)
-    else:
-        found = step.gradients_to_apply(optimizer, grads, targets)
-    if found is None:
-        return None
+    found = sum_gradients(grads, targets)
     if not strategy.dtrain_layout.central:
         with local_update():
             original(optimizer, found, variables)
-        if plans and (step is None or step.updates_weights):
+        if plans:
             broadcast_updates(optimizer, _with_gradients(targets, found))
         return None
 
@@ -186,7 +170,7 @@ def _across(
     original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: list[Any] | None
 ) -> Any:
     """In the cross-replica context: every replica applies the same gradients, which the caller reduced."""
-    strategy, _, targets = _checked(optimizer, variables)
+    strategy, targets = _checked(optimizer, variables)
     _build_now(optimizer, strategy, targets)
     if strategy.dtrain_layout.central:
         with local_update():
@@ -248,8 +232,8 @@ def add_slot(
     )
 
 
-def _checked(optimizer: Any, variables: list[Any] | None) -> tuple[Any, ReplicaStep | None, list[Any]]:
-    """The current strategy, the current step and the variables to update.
+def _checked(optimizer: Any, variables: list[Any] | None) -> tuple[Any, list[Any]]:
+    """The current strategy, and the variables to update.
 
     Raises:
         ScopeError: the optimizer or a variable belongs to another strategy.
@@ -257,7 +241,7 @@ def _checked(optimizer: Any, variables: list[Any] | None) -> tuple[Any, ReplicaS
     strategy = tf.distribute.get_strategy()
     check_same_strategy(optimizer, strategy, variables)
     targets = upstream_keras.trainable_variables_of(optimizer) if variables is None else variables
-    return strategy, current_step(), targets
+    return strategy, targets
 
 
 def _with_gradients(variables: list[Any], grads: list[Any]) -> list[Any]:

@@ -7,7 +7,6 @@ are equal on all replicas. Keras' own metrics are not handled here.
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 import weakref
 from collections.abc import Callable
@@ -18,10 +17,8 @@ import tensorflow as tf
 
 from dtrain.errors import CompilationError, StepError
 from dtrain.keras_engine.context import (
-    ReplicaStep,
     ThreadValue,
     block_workers,
-    current_step,
     gathered,
     single_program,
 )
@@ -29,16 +26,15 @@ from dtrain.keras_engine.metric_arguments import Arguments, Number, Rows
 from dtrain.keras_engine.metric_trial import calls_are_additive, is_additive
 from dtrain.keras_engine.protocol import current_layout, in_replica, layout_of
 from dtrain.keras_engine.reductions import as_floats, check_not_compiled
-from dtrain.keras_engine.replica_calls import combined_on_read, in_layer, without_row
+from dtrain.keras_engine.replica_calls import combined_on_read, without_row
 from dtrain.keras_engine.rows import as_tensor
-from dtrain.keras_engine.trial import TrialStep
 from dtrain.log import logger
 from dtrain.upstream import functions
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.tensorflow import underlying
 
-# An attribute of a graph or step. It maps a tensor's id to the tensor and the value that was made from it.
+# An attribute of a graph. It maps a tensor's id to the tensor and the value that was made from it.
 _MADE = "_dtrain_made"
 
 
@@ -79,15 +75,14 @@ def update(original: Callable[..., Any], metric: Any, args: Any, kwargs: Any) ->
     if _is_additive(metric, arguments):
         with inside_update.set(True):
             return original(metric, *args, **kwargs)
-    step = current_step()
     if arguments.have_rows or arguments.have_numbers:
-        _check_place(metric, step)
+        _check_place(metric)
     given: list[Any] = []
-    arguments.visit(args, kwargs, lambda leaf, kind: given.append(_of_all(metric, step, leaf, kind)))
+    arguments.visit(args, kwargs, lambda leaf, kind: given.append(_of_all(metric, leaf, kind)))
     args, kwargs = arguments.filled(given)
     if upstream_tf.local_replica_index() and not all(map(_is_each_replicas, metric.variables)):
         return None  # the replicas of this process share a variable: the first one writes it
-    with inside_update.set(True), contextlib.nullcontext() if step is None else step.seeing_everything():
+    with inside_update.set(True):
         return original(metric, *args, **kwargs)
 
 
@@ -154,25 +149,21 @@ def _is_additive(metric: Any, arguments: Arguments) -> bool:
 
 
 def _may_be_tried(metric: Any, arguments: Arguments) -> bool:
-    """Whether a trial can decide; an argument that is one number a step must be combined in any case."""
+    """Whether a trial can decide."""
     layout = current_layout()
     if layout is None or not all(_can_hold_parts(v, shared=layout.workers == 1) for v in metric.variables):
         return False
-    if arguments.have_numbers and current_step() is None:
-        # In a user's own loop each replica's numbers are counted separately, as in TensorFlow.
-        return not arguments.have_rows
-    return arguments.have_rows and not arguments.have_numbers
+    # Each replica's numbers are counted separately, as in TensorFlow.
+    return arguments.have_rows != arguments.have_numbers
 
 
-def _check_place(metric: Any, step: ReplicaStep | None) -> None:
+def _check_place(metric: Any) -> None:
     """Refuses an update that needs other replicas' examples where replicas cannot communicate.
 
     Raises:
         StepError: the update is inside a condition or a loop.
         CompilationError: the update is inside a function that XLA compiles.
     """
-    if isinstance(step, TrialStep):
-        return
     what = (
         f"update_state of the metric {metric.name!r} is not additive over examples, so it needs the examples "
         "of all replicas"
@@ -192,36 +183,28 @@ def _check_place(metric: Any, step: ReplicaStep | None) -> None:
         )
 
 
-def _of_all(metric: Any, step: ReplicaStep | None, leaf: Any, kind: Any) -> Any:
+def _of_all(metric: Any, leaf: Any, kind: Any) -> Any:
     """An argument's value for the global batch: all replicas' rows, or their combined number."""
     if not isinstance(kind, Rows | Number):
         return leaf
     value = without_row(as_tensor(leaf))
-    if step is not None:
-        return _once(leaf, lambda: _in_step(metric, step, value, kind))
     return _mean(metric, value) if isinstance(kind, Number) else _once(leaf, lambda: gathered(value))
 
 
 def _once(leaf: Any, make: Callable[[], Any]) -> Any:
     """The result of `make` for a leaf, computed once a step because metrics get the same arguments."""
-    holder = current_step() if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    if tf.executing_eagerly():
+        return make()
+    holder: Any = tf.compat.v1.get_default_graph()
     made: dict[int, tuple[Any, Any]] = getattr(holder, _MADE, {})
-    if holder is not None:
-        setattr(holder, _MADE, made)
+    setattr(holder, _MADE, made)
     if id(leaf) not in made:
         made[id(leaf)] = leaf, make()
     return made[id(leaf)][1]
 
 
-def _in_step(metric: Any, step: ReplicaStep, value: Any, kind: Any) -> Any:
-    if isinstance(kind, Rows) and (not kind.dense or value.dtype == tf.string):
-        return gathered(value)
-    rows = isinstance(kind, Rows) and (value.shape[0] is None or not in_layer())
-    return step.whole_value(value, f"what the metric {metric.name!r} is given", rows=rows, gather=gathered)
-
-
 def _mean(metric: Any, value: Any) -> Any:
-    """The mean of the replicas' numbers, in a user's own loop."""
+    """The mean of the replicas' numbers."""
     warnings.warn(
         f"The metric {metric.name!r} is given a number by each replica, and its update_state is not "
         "additive: it gets the mean of the replicas' numbers. Hint: give it the number of the whole batch, "

@@ -84,6 +84,7 @@ class DividedFunction:
         Returns:
             What the function returns for the whole batch.
         """
+        self._communication.measure()
         leaves = [leaves_there(part) for part in parts]
         if not leaves:
             sizes = tf.ones([self._replicas], tf.int32)
@@ -104,6 +105,11 @@ class DividedFunction:
             self._function.structured_outputs,
             expand_composites=True,
         )
+
+    def waited(self) -> tf.Tensor | None:
+        """The seconds that the operations made last wait for other workers; None if not measured."""
+        waits = self._communication.waits
+        return None if waits is None else waits.total()
 
 
 def traced_as_one_device(function: Callable[..., Any], spec: Any, strategy: Any) -> Any:
@@ -215,6 +221,7 @@ class SingleProgram(Program):
         self._model = model
         self._layout = layout
         self._name = "train_step" if training else "test_step"
+        self._training = training
         # The results of Keras' own steps are computed once, after the last step of a call.
         self.stock = step_is_stock(model, self._name)
 
@@ -264,7 +271,8 @@ class PartitionedProgram(SingleProgram):
         del phase
         if self._step is None:
             raise RuntimeError("a step is run before it was prepared")
-        return self._step([without_optionals(part) for part in parts], sizes), None
+        outputs = self._step([without_optionals(part) for part in parts], sizes)
+        return outputs, self._step.waited() if self._training else None
 
     def results(self) -> Any:
         """The metrics over all steps since they were reset."""

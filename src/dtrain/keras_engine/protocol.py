@@ -43,8 +43,7 @@ class ReplicaLayout:
         sums: names what all-reduces between workers (`Transport.sums`). Results of different ones may differ
             in their last bits. "" with one worker.
         gradient_hook: changes how gradients are reduced; None for a plain all-reduce.
-        partitioned: whether a step is traced once and partitioned, instead of run on each replica.
-        cross_device_sums: whether the strategy's `CrossDeviceOps` then make the sums of a step.
+        cross_device_sums: whether the strategy's `CrossDeviceOps` make the sums of a step.
     """
 
     workers: int = 1
@@ -53,7 +52,6 @@ class ReplicaLayout:
     central: bool = False
     sums: str = ""
     gradient_hook: GradientHook | None = None
-    partitioned: bool = False
     cross_device_sums: bool = False
 
     @property

@@ -1,8 +1,6 @@
-"""Combines values of replicas by TensorFlow's collectives, and measures how long a replica waits for others.
+"""Combines values of replicas by TensorFlow's collectives.
 
-All workers' steps take equally long, because workers wait for each other; without the waiting, the times show
-which worker is slow. No computed value depends on the clocks. Which values a step combines is not decided
-here, but in `context.py` and `gradients.py`.
+Which values are combined is not decided here, but in `context.py` and `gradients.py`.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ def as_floats(function: Callable[[Any], Any], value: Any) -> Any:
     return tf.cast(tf.round(function(tf.cast(value, tf.float64))), value.dtype)
 
 
-def all_reduced(values: Any, waits: Waits | NoWaits) -> Any:
+def all_reduced(values: Any) -> Any:
     """The sums over all replicas of a nest of tensors and `tf.IndexedSlices`, the same on every replica.
 
     All tensors of one dtype go into one all-reduce, or into those of `reduction_groups`. Must be called in a
@@ -53,7 +51,6 @@ def all_reduced(values: Any, waits: Waits | NoWaits) -> Any:
 
     Args:
         values: this replica's values.
-        waits: measures the time until the other replicas' values are there.
 
     Raises:
         CompilationError: inside a function that XLA compiles.
@@ -65,7 +62,6 @@ def all_reduced(values: Any, waits: Waits | NoWaits) -> Any:
     if not flat:
         return values
     context = tf.distribute.get_replica_context()
-    begun = waits.begin(flat)
     reduced: dict[int, Any] = {}
     kinds = [(type(value), value.dtype) for value in flat]
     for kind in dict.fromkeys(kinds):
@@ -80,108 +76,44 @@ def all_reduced(values: Any, waits: Waits | NoWaits) -> Any:
             totals = context.all_reduce(tf.distribute.ReduceOp.SUM, [given[i] for i in group])
             totals = [tf.cast(total, tf.int32) for total in totals] if narrow else totals
             reduced.update(zip((alike[i] for i in group), totals, strict=True))
-    waits.end(begun, [*reduced.values()])
     return tf.nest.pack_sequence_as(values, [reduced[i] for i in range(len(flat))])
 
 
-def gathered_rows(value: Any, waits: Waits | NoWaits) -> Any:
+def gathered_rows(value: Any) -> Any:
     """Concatenates the rows of all replicas, in the replicas' order; gradients flow to the own rows only.
 
     Args:
         value: a dense, ragged or sparse tensor of shape (own examples, ...).
-        waits: measures the time until the other replicas' rows are there.
 
     Raises:
         CompilationError: inside a function that XLA compiles.
     """
     if isinstance(value, tf.RaggedTensor):
-        lengths = gathered_rows(value.row_lengths(), waits)
-        return tf.RaggedTensor.from_row_lengths(gathered_rows(value.values, waits), lengths, validate=False)
+        lengths = gathered_rows(value.row_lengths())
+        return tf.RaggedTensor.from_row_lengths(gathered_rows(value.values), lengths, validate=False)
     if isinstance(value, tf.SparseTensor):
-        return _gather_sparse(value, waits)
+        return _gather_sparse(value)
     check_not_compiled()
     context = tf.distribute.get_replica_context()
     value = tf.convert_to_tensor(value)
     rows = tf.shape(value)[0]
-    begun = waits.begin(value)
     counts = context.all_gather(tf.reshape(rows, [1]), axis=0)
     everyone = tf.stop_gradient(context.all_gather(tf.stop_gradient(value), axis=0))
-    waits.end(begun, [counts, everyone])
     start = tf.reduce_sum(counts[: context.replica_id_in_sync_group])
     joined = tf.concat([everyone[:start], value, everyone[start + rows :]], axis=0)
     joined.set_shape([None, *value.shape[1:]])
     return joined
 
 
-def _gather_sparse(value: tf.SparseTensor, waits: Waits | NoWaits) -> tf.SparseTensor:
+def _gather_sparse(value: tf.SparseTensor) -> tf.SparseTensor:
     """As `gathered_rows`, for a sparse tensor."""
-    counts = gathered_rows(tf.reshape(value.dense_shape[0], [1]), waits)
+    counts = gathered_rows(tf.reshape(value.dense_shape[0], [1]))
     before = tf.reduce_sum(counts[: tf.distribute.get_replica_context().replica_id_in_sync_group])
     indices = value.indices + tf.pad(tf.reshape(before, [1, 1]), [[0, 0], [0, value.shape.rank - 1]])
     shape = tf.concat([[tf.reduce_sum(counts)], value.dense_shape[1:]], axis=0)
-    whole = tf.SparseTensor(gathered_rows(indices, waits), gathered_rows(value.values, waits), shape)
+    whole = tf.SparseTensor(gathered_rows(indices), gathered_rows(value.values), shape)
     whole.set_shape([None, *value.shape[1:]])
     return whole
-
-
-class Waits:
-    """The waiting of one replica in one step.
-
-    Each communication between replicas is a span: from the time when the replica's own values are ready to
-    the time when it has the combined values. Where two spans overlap, the common time counts once.
-    """
-
-    def __init__(self) -> None:
-        self._spans: list[Any] = []
-        self._last: Any = None
-        self._expected: Any = None
-        self._place = _place()
-
-    def begin(self, values: Any) -> Any:
-        """Begins a span, when the replica has `values`, a nest of tensors; the result is for `end`."""
-        return _time_of(values) if _place() is self._place else None
-
-    def end(self, begun: Any, values: Any) -> None:
-        """Ends the span that `begin` returned, when the replica has the combined `values`."""
-        if begun is None:  # inside a user's own function, from which no tensor can be read
-            return
-        now = _time_of(values)
-        start = begun if self._last is None else tf.maximum(begun, self._last)
-        self._spans.append(tf.maximum(now - start, tf.zeros([], tf.float64)))
-        self._last = now
-
-    def expect(self, value: Any) -> None:
-        """Notes a combined value that is being communicated while the replica computes without it."""
-        self._expected = value
-
-    def arrived(self, values: Any) -> None:
-        """Counts waiting for the expected value, if any, from the time when the replica has `values`."""
-        expected, self._expected = self._expected, None
-        if expected is not None:
-            self.end(self.begin(values), expected)
-
-    def total(self) -> Any:
-        """The seconds of all spans, a float64 scalar."""
-        return tf.add_n(self._spans) if self._spans else tf.zeros([], tf.float64)
-
-
-class NoWaits:
-    """Measures nothing: the waiting is not needed, or the transport measures it."""
-
-    def begin(self, values: Any) -> Any:
-        """Returns None."""
-
-    def end(self, begun: Any, values: Any) -> None:
-        """Does nothing."""
-
-    def expect(self, value: Any) -> None:
-        """Does nothing."""
-
-    def arrived(self, values: Any) -> None:
-        """Does nothing."""
-
-    def total(self) -> Any:
-        """Returns None: the waiting is not known."""
 
 
 @on_objects(tensorflow_names.EAGER_ALL_REDUCE)
@@ -212,15 +144,3 @@ def unmeasured_parts(model: Any, *, reading: bool) -> list[str]:
         if several and waiting_clock(strategy) is None:
             found.append("communication")
     return found
-
-
-def _place() -> Any:
-    """The graph to which operations are added now; None in eager mode."""
-    return None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-
-
-def _time_of(values: Any) -> Any:
-    """The time when all tensors of a nest are computed: seconds since 1970, by the host's clock."""
-    tensors = [each for each in tf.nest.flatten(values, expand_composites=True) if tf.is_tensor(each)]
-    with tf.control_dependencies(tensors), tf.device("CPU:0"):
-        return tf.timestamp()

@@ -29,11 +29,9 @@ import tensorflow as tf
 
 from dtrain.keras_engine.asynchronous.local_variable import LocalVariable
 from dtrain.keras_engine.context import (
-    ReplicaStep,
     ThreadValue,
     all_reduce_sum,
     block_workers,
-    current_step,
     local_update,
     updating_locally,
 )
@@ -41,7 +39,6 @@ from dtrain.keras_engine.protocol import in_replica, is_asynchronous, layout_of
 from dtrain.keras_engine.reductions import check_not_compiled
 from dtrain.keras_engine.replica_attributes import PerReplicaAttributes, PerReplicaObjects
 from dtrain.keras_engine.rows import is_dense, row_count, with_zero_row, without_zero_row
-from dtrain.keras_engine.trial import TrialStep
 from dtrain.log import logger
 from dtrain.upstream import functions, keras_names, tensorflow_names
 from dtrain.upstream import keras as upstream_keras
@@ -129,11 +126,8 @@ def layer_call(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs:
         return original(self, *args, **kwargs)
     watch(self)
     set_methods(tf.distribute.get_replica_context(), tensorflow_names.ALL_REDUCE)
-    step = current_step()
-    if isinstance(step, TrialStep):  # a trial has examples
-        return original(self, *args, **kwargs)
     rows = _rows_of_first((args, kwargs))
-    with contextlib.nullcontext() if step is not None else averaged(self, rows):
+    with averaged(self, rows):
         return _with_rows(original, self, rows, args, kwargs)
 
 
@@ -170,11 +164,6 @@ def all_reduce(
     return original(self, reduce_op, value, options)
 
 
-def in_layer() -> bool:
-    """Whether the code runs inside a layer that a replica calls."""
-    return _inside()
-
-
 def without_row(leaf: Any) -> Any:
     """A tensor that a layer computed, without the row that belongs to the row of zeros, if there is one."""
     empty = _empty()
@@ -203,10 +192,8 @@ def _rows_of_first(nest: Any) -> Any:
 @replaces(tensorflow_names.FUNCTION_CALL)
 def function_call(original: Callable[..., Any], self: Any, /, *args: Any, **kwds: Any) -> Any:
     """The replacement of `tf.function`'s `__call__`."""
-    eager = tf.executing_eagerly()
-    block = not eager and block_workers() > 0
-    in_step = current_step() is not None if eager else block or _in_any_replica()
-    if not in_step:
+    block = block_workers() > 0
+    if tf.executing_eagerly() or not (block or _in_any_replica()):
         return original(self, *args, **kwds)
     if not functions.compiled_by_xla(self):
         return functions.call_inline(self, original, args, kwds)
@@ -274,25 +261,9 @@ def writing() -> contextlib.AbstractContextManager[set[int] | None]:
 
 def note_write(variable: Any) -> None:
     """Notes that this replica writes a variable of which each replica has a copy; not in an update."""
-    step, written = current_step(), _written()
-    if step is not None:
-        step.note_write(variable)
-    elif written is not None and not updating_locally():
+    written = _written()
+    if written is not None and not updating_locally():
         written.add(id(variable))
-
-
-def synchronise(step: ReplicaStep) -> None:
-    """Replaces every float variable that the step wrote with its mean over the replicas.
-
-    Must be called in a replica, outside of XLA.
-    """
-    written = [v for v in step.assigned.values() if v.dtype.is_floating]
-    if not written:
-        return
-    means = step.mean([_at_least_float32(v.read_value()) for v in written])
-    with local_update():
-        for variable, mean in zip(written, means, strict=True):
-            variable.assign(tf.cast(mean, variable.dtype))
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from dtrain.errors import StepError
 from dtrain.keras_engine.context import all_reduce_sum, gather_examples
 from dtrain.keras_engine.gradient_marks import GradientMarks
 from dtrain.keras_engine.gradients import sum_gradients
-from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.protocol import ReplicaLayout, reduction_groups
 from dtrain.keras_engine.rows import batch_rows
 from dtrain.partition.communication import Collectives, OneProcess, Parts
 from dtrain.upstream import tensorflow as upstream_tf
@@ -28,6 +28,11 @@ class StrategyCollectives(Collectives):
         strategy: the strategy.
         layout: its layout.
         marks: the gradients that its hook reduces.
+
+    Attributes:
+        waits: measures how long TensorFlow's collectives between workers take; None where nothing need be
+            measured, because a transport of dtrain's does it or there is one worker. The caller sets a new
+            one for each step that it makes.
     """
 
     def __init__(self, strategy: Any, layout: ReplicaLayout, marks: GradientMarks) -> None:
@@ -37,6 +42,7 @@ class StrategyCollectives(Collectives):
         self._strategy = strategy
         self._marks = marks
         self._by_tensorflow = layout.workers > 1 and calls is None
+        self.waits: Waits | None = None
         self._cross_device = layout.cross_device_sums
 
     def sums(self, parts: Parts, *, nested: bool) -> Parts:
@@ -50,9 +56,19 @@ class StrategyCollectives(Collectives):
         """
         if self._by_tensorflow:
             _check_not(nested)
-        elif nested or not self._cross_device:
+        elif nested:
             return super().sums(parts, nested=nested)
+        elif not self._cross_device:
+            return self._in_buckets(parts)
         return self._in_replicas(lambda *own: all_reduce_sum(list(own)), parts)
+
+    def _in_buckets(self, parts: Parts) -> Parts:
+        """Sums that workers make in several calls, each as soon as its values are there."""
+        found: dict[int, Sequence[tf.Tensor]] = {}
+        for numbers in reduction_groups(self._strategy, [each[0] for each in parts]):
+            sums = super().sums([parts[number] for number in numbers], nested=False)
+            found.update(zip(numbers, sums, strict=True))
+        return [found[number] for number in range(len(parts))]
 
     def marked_sums(self, marks: Sequence[int], parts: Parts, *, nested: bool) -> Parts:
         """What the strategy's gradient hook makes of gradients, as in a loop of the user's own."""
@@ -103,10 +119,52 @@ class StrategyCollectives(Collectives):
         rows = tf.cast(tf.reduce_sum(sizes), tf.int64)
         return tf.SparseTensor(found[0][0], found[1][0], tf.concat([[rows], kind.dense_shape[1:]], axis=0))
 
+    def measure(self) -> None:
+        """Measures the collectives of the step that is made next, if they are TensorFlow's."""
+        if self._by_tensorflow and not upstream_tf.deterministic_operations():
+            self.waits = Waits()
+
     def _in_replicas(self, function: Callable[..., Any], parts: Parts) -> Parts:
         given = tuple(upstream_tf.per_replica(list(each)) for each in parts)
-        found = self._strategy.run(function, args=given)
-        return [self._strategy.experimental_local_results(each) for each in found]
+
+        def communicated() -> Parts:
+            found = self._strategy.run(function, args=given)
+            return [self._strategy.experimental_local_results(each) for each in found]
+
+        return communicated() if self.waits is None else self.waits.around(parts, communicated)
+
+
+class Waits:
+    """The seconds that a step waits for other workers: in each round, from when its values are there.
+
+    All workers' steps take equally long, because workers wait for each other; without the waiting, the times
+    show which worker is slow. No computed value depends on the clocks.
+    """
+
+    def __init__(self) -> None:
+        self._spans: list[tf.Tensor] = []
+        self._last: tf.Tensor | None = None
+
+    def around(self, parts: Parts, communicate: Callable[[], Parts]) -> Parts:
+        """What `communicate` returns; time that two rounds have in common counts once."""
+        begun = _time_of(parts)
+        found = communicate()
+        ended = _time_of(found)
+        start = begun if self._last is None else tf.maximum(begun, self._last)
+        self._spans.append(tf.maximum(ended - start, tf.zeros([], tf.float64)))
+        self._last = ended
+        return found
+
+    def total(self) -> tf.Tensor:
+        """The seconds of all rounds so far, a float64 scalar."""
+        return tf.add_n(self._spans) if self._spans else tf.zeros([], tf.float64)
+
+
+def _time_of(parts: Parts) -> tf.Tensor:
+    """The time when all these tensors are computed: seconds since 1970, by the host's clock."""
+    tensors = [tensor for each in parts for tensor in each]
+    with tf.control_dependencies(tensors), tf.device("CPU:0"):
+        return tf.timestamp()
 
 
 def _check_not(nested: bool) -> None:

@@ -227,10 +227,10 @@ def unconverted(function: Any) -> Any:
     return tf.autograph.experimental.do_not_convert(function)
 
 
-def bounds(rows: Any, replica: int, replicas: int) -> tuple[Any, Any]:
+def bounds(rows: Any, replica: Any, replicas: int) -> tuple[Any, Any]:
     """The first row of a replica's part, and the row after its last one; ints or tensors, as `rows` is.
 
-    The first `rows % replicas` parts have one row more.
+    The first `rows % replicas` parts have one row more. Of tensors, `replica` may be one, too.
     """
     each, more = rows // replicas, rows % replicas
 
@@ -247,8 +247,8 @@ def part_sizes(rows: Any, replicas: int) -> tf.Tensor:
         rows: of each batch, an int or integers of shape (...).
         replicas: the number of parts.
     """
-    rows = tf.cast(rows, tf.int32)[..., tf.newaxis]
-    return rows // replicas + tf.cast(tf.range(replicas) < rows % replicas, tf.int32)
+    start, end = bounds(tf.cast(rows, tf.int32)[..., tf.newaxis], tf.range(replicas), replicas)
+    return end - start
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,7 @@ class Run:
     """A loop over steps, traced for one kind of iterator.
 
     Args:
-        rounds: the traced steps of one round, in order, each with its number of repetitions; mostly one step,
-            once.
+        step: the traced step.
         iterator: an iterator to trace the loop for. A call takes any iterator of the same specs.
         exact: whether every call asks for no more batches than are left. Else the loop detects the end of the
             data.
@@ -57,22 +56,21 @@ class Run:
 
     def __init__(
         self,
-        rounds: list[tuple[TracedStep, int]],
+        step: TracedStep,
         iterator: SplitIterator,
         *,
         exact: bool,
         results: Callable[[], Any] | None = None,
     ) -> None:
-        self._rounds = rounds
+        self._one = step
         self._results = results
-        self._steps = sum(times for _, times in rounds)
         self._whole = iterator.whole  # the iterator itself is not kept, so that it can be deleted
-        self._outputs, self._waited = rounds[-1][0].structured_outputs  # type: ignore[attr-defined]
+        self._outputs, self._waited = step.structured_outputs  # type: ignore[attr-defined]
         self._reading = _ReadingFlag() if channel.connected() else None
         self._timed = not upstream_tf.deterministic_operations()  # then `tf.timestamp` is an error
         self._reader: Any = iterator.reader
-        loop: Callable[..., Any] = self._counted if exact or self._reader else self._until_end
-        if self._reader and len(rounds) == 1:
+        loop: Callable[..., Any] = self._counted if exact else self._until_end
+        if self._reader:
             loop = self._buffered
 
         def run(*given: Any) -> Any:
@@ -82,14 +80,14 @@ class Run:
         made = upstream_tf.made_for_each_model(run)
         self._function = made.get_concrete_function(*iterator.specs, tf.TensorSpec([], tf.int32))
 
-    def __call__(self, iterator: SplitIterator, rounds: int) -> RunResult:
-        """Makes the steps of this many rounds; without `exact`, a round is one step."""
+    def __call__(self, iterator: SplitIterator, steps: int) -> RunResult:
+        """Makes this many steps; without `exact`, fewer if the data ends."""
         with _reading_shown(self._reading):
             done, buffer, outputs, waited, reading, rows = self._function(
-                *iterator.tensors(), tf.constant(rounds)
+                *iterator.tensors(), tf.constant(steps)
             )
         waiting = None if self._waited is None else float(waited)
-        steps = int(done) * self._steps
+        steps = int(done)
         iterator.note(steps, buffer)
         examples = int(rows)
         return RunResult(
@@ -101,48 +99,33 @@ class Run:
             has_results=self._results is not None,
         )
 
-    def _counted(self, source: Any, buffer: BatchBuffer | None, rounds: Any) -> Any:
+    def _counted(self, source: Any, buffer: BatchBuffer | None, steps: Any) -> Any:
         def body(done: Any, reading: Any, waited: Any, rows: Any, outputs: Any, buffer: Any) -> Any:
-            sums = reading, waited, rows, buffer
-            for one, times in self._rounds:
-                if times == 1:
-                    *sums, outputs = self._step(one, source, *sums)
-                elif times > 1:
-                    _, *sums = tf.while_loop(
-                        lambda number, *_, times=times: number < times,
-                        lambda number, *sums, one=one: (
-                            number + 1, *self._step(one, source, *sums)[:-1],
-                        ),
-                        (tf.constant(0), *sums),
-                        shape_invariants=(scalar, scalar, scalar, scalar, invariants),
-                        parallel_iterations=1,
-                    )  # fmt: skip
-            reading, waited, rows, buffer = sums
-            return done + 1, reading, waited, rows, outputs, buffer
+            batch, read = self._read(source.get_next)
+            split = split_of(batch, whole=self._whole)
+            outputs, more = self._one(*split)
+            waited = waited if more is None else waited + more
+            return done + 1, reading + read, waited, rows + tf.cast(rows_of(split), tf.int64), outputs, buffer
 
-        scalar = tf.TensorShape([])
-        start: Any = () if buffer is None else buffer
-        invariants = tf.nest.map_structure(lambda leaf: leaf.shape, start)
-        found = self._loop(lambda done, *_: done < rounds, body, (*self._start(), start), invariants)
-        done, reading, waited, rows, outputs, buffer = found
-        return done, buffer or None, outputs, waited, reading, rows
+        found = self._loop(lambda done, *_: done < steps, body, (*self._start(), ()), ())
+        done, reading, waited, rows, outputs, _ = found
+        return done, buffer, outputs, waited, reading, rows
 
-    def _buffered(self, source: Any, buffer: BatchBuffer, rounds: Any) -> Any:
+    def _buffered(self, source: Any, buffer: BatchBuffer, steps: Any) -> Any:
         """As `_counted`, with an inner loop over the batches of a buffer.
 
         A step of the inner loop neither reads nor takes times, so that small steps cost about a third less.
         """
-        one = self._rounds[0][0]
         scalar = tf.TensorShape([])
         known = tf.nest.map_structure(lambda spec: spec.shape, self._outputs)
 
         def body(done: Any, reading: Any, waited: Any, rows: Any, outputs: Any, buffer: Any) -> Any:
             buffer, read = self._ready(source, buffer)
             first = buffer.next
-            last = tf.minimum(buffer.size(), first + rounds - done)
+            last = tf.minimum(buffer.size(), first + steps - done)
 
             def step(number: Any, waited: Any, outputs: Any) -> Any:
-                outputs, more = one(*split_of(buffer.at(number), whole=self._whole))
+                outputs, more = self._one(*split_of(buffer.at(number), whole=self._whole))
                 return number + 1, waited if more is None else waited + more, outputs
 
             _, waited, outputs = tf.while_loop(
@@ -155,20 +138,9 @@ class Run:
             return done + count, reading + read, waited, rows, outputs, buffer._replace(next=last)
 
         invariants = tf.nest.map_structure(lambda leaf: leaf.shape, buffer)
-        found = self._loop(lambda done, *_: done < rounds, body, (*self._start(), buffer), invariants)
+        found = self._loop(lambda done, *_: done < steps, body, (*self._start(), buffer), invariants)
         done, reading, waited, rows, outputs, buffer = found
         return done, buffer, outputs, waited, reading, rows
-
-    def _step(self, one: TracedStep, source: Any, reading: Any, waited: Any, rows: Any, buffer: Any) -> Any:
-        if buffer:
-            buffer, read = self._ready(source, buffer)
-            batch, buffer = buffer.popped()
-        else:
-            batch, read = self._read(source.get_next)
-        split = split_of(batch, whole=self._whole)
-        outputs, more = one(*split)
-        waited = waited if more is None else waited + more
-        return reading + read, waited, rows + tf.cast(rows_of(split), tf.int64), buffer, outputs
 
     def _ready(self, data: Any, buffer: BatchBuffer) -> tuple[BatchBuffer, Any]:
         """The buffer, read anew if no batch is left in it; and the seconds of reading."""
@@ -180,18 +152,17 @@ class Run:
         found = tf.cond(buffer.left(), lambda: (buffer, tf.zeros([], tf.float64)), another)
         return found
 
-    def _until_end(self, source: Any, buffer: None, rounds: Any) -> Any:
+    def _until_end(self, source: Any, buffer: None, steps: Any) -> Any:
         """As `_counted`, for data of unknown length: reads optionals, and stops at the first empty one."""
-        one = self._rounds[0][0]
         first, read = self._read(source.get_next_as_optional)
 
         def body(done: Any, reading: Any, waited: Any, rows: Any, outputs: Any, batch: Any) -> Any:
             split = split_of(batch.get_value(), whole=self._whole)
-            outputs, more = one(*split)
+            outputs, more = self._one(*split)
             done += 1
             rows += tf.cast(rows_of(split), tf.int64)
             following, read = tf.cond(
-                done < rounds,
+                done < steps,
                 lambda: self._read(source.get_next_as_optional),
                 lambda: (batch, tf.zeros([], tf.float64)),
             )
@@ -199,7 +170,7 @@ class Run:
             return done, reading + read, waited, rows, outputs, following
 
         done, reading, waited, rows, outputs, _ = self._loop(
-            lambda done, *rest: tf.logical_and(done < rounds, rest[-1].has_value()),
+            lambda done, *rest: tf.logical_and(done < steps, rest[-1].has_value()),
             body,
             (*self._start(read), first),
             tf.type_spec_from_value(first),

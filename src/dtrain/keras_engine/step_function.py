@@ -13,10 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain import events
-from dtrain.errors import CompilationError, ConfigurationError
-from dtrain.keras_engine.accumulation import ADD, GROUP, UPDATE
+from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.feed.sources import SplitIterator
-from dtrain.keras_engine.gradients import SparseGradients
 from dtrain.keras_engine.groups import GroupIterator
 from dtrain.keras_engine.loop import Call, LocalState, loop_of
 from dtrain.keras_engine.losses_and_metrics import follow_from_variables
@@ -25,12 +23,8 @@ from dtrain.keras_engine.protocol import ReplicaLayout, communication_clock, wai
 from dtrain.keras_engine.runs import Run, RunResult, can_loop
 from dtrain.keras_engine.single_batches import SingleBatches
 from dtrain.keras_engine.steps import Program
-from dtrain.log import logger
 from dtrain.upstream import functions
 from dtrain.upstream import tensorflow as upstream_tf
-
-Untraceable = (SparseGradients, CompilationError)
-"""Errors that tracing a step may raise, after which the step is traced in another way."""
 
 _NO_STEPS = RunResult(0, None, None, 0.0, None)
 
@@ -53,8 +47,6 @@ class StepFunction:
         self._training = training
         self._program = program
         self._began = False  # whether steps were made before; the first ones' times include one-time work
-        self._retraced = 0  # counts what was traced and discarded, to be traced in another way
-        self._sparse = False  # whether sparse gradients were found, which micro-batches cannot accumulate
         self._functions: dict[str, Callable[..., Any]] = {}
         self._runs: dict[str, Run] = {}
         self._batches = SingleBatches(model, layout)
@@ -109,7 +101,7 @@ class StepFunction:
 
     @property
     def _traced(self) -> int:
-        return self._retraced + len(self._functions) + len(self._runs) + self._program.traced
+        return len(self._functions) + len(self._runs) + self._program.traced
 
     def _next_steps(self, iterator: Any, most: int, *, exact: bool) -> RunResult:
         """Runs one or more of the next steps; none if the data has ended.
@@ -133,7 +125,7 @@ class StepFunction:
 
     def _loops(self, iterator: Any) -> bool:
         """Whether a loop in the graph reads the batches and runs the steps."""
-        if not isinstance(iterator, SplitIterator) or self._model.run_eagerly or self._program.wants_part():
+        if not isinstance(iterator, SplitIterator) or self._model.run_eagerly:
             return False
         # A loop must carry the step's outputs; Keras' own step has none there.
         return self._program.stock or can_loop(
@@ -157,14 +149,11 @@ class StepFunction:
         if not most:
             return _NO_STEPS
         events.emit(events.StepBegins())
-        self._program.try_step(None)
 
-        def run(phase: str | None, rounds: int) -> RunResult:
-            one = self._round(phase)
-            last = rounds * sum(times for _, times in one) == most
-            return self._run(iterator, one, exact=exact, last=last)(iterator, rounds)
+        def run(phase: str | None, steps: int) -> RunResult:
+            return self._run(iterator, phase, exact=exact, last=steps == most)(iterator, steps)
 
-        return self._in_phase(most, run, grouped=exact)
+        return self._in_phase(most, run)
 
     def _one_step(self, iterator: Any) -> RunResult:
         """As `_next_steps`, with one step on a batch that is read outside of the graph."""
@@ -175,37 +164,26 @@ class StepFunction:
             return _NO_STEPS
         events.emit(events.StepBegins())
         parts, sizes, specs, whole = self._batches.divided(iterator, batch)
-        self._program.try_step(parts[0])
 
-        def run(phase: str | None, rounds: int) -> RunResult:
+        def run(phase: str | None, steps: int) -> RunResult:
             outputs, waited = self._function(specs, whole, phase)(parts, sizes)
             waiting = None if waited is None else float(waited)
             count = self._batches.count(parts, sizes)
             has_results = specs is None and self._program.stock and not self._model.run_eagerly
-            return RunResult(rounds, outputs, waiting, 0.0, count, has_results=has_results)
+            return RunResult(steps, outputs, waiting, 0.0, count, has_results=has_results)
 
-        return self._in_phase(1, run, grouped=False)
+        return self._in_phase(1, run)
 
-    def _in_phase(
-        self, most: int, run: Callable[[str | None, int], RunResult], *, grouped: bool
-    ) -> RunResult:
+    def _in_phase(self, most: int, run: Callable[[str | None, int], RunResult]) -> RunResult:
         """Runs the steps of the next phase (`LocalState.next_run`).
-
-        If they cannot be traced in this way, it traces them in another way and runs these.
 
         Args:
             most: the most steps to run.
-            run: runs a phase for a number of rounds.
-            grouped: as in `LocalState.next_run`.
+            run: runs a number of steps in a phase.
         """
         local = self._local()
-        phase, rounds = local.next_run(most, grouped=grouped)
-        try:
-            ran = run(phase, rounds)
-        except Untraceable as found:
-            self._trace_otherwise(found, local)
-            return self._in_phase(most, run, grouped=grouped)
-        local.note(phase, ran.steps)
+        ran = run(*local.next_run(most))
+        local.note(ran.steps)
         return ran
 
     def metrics(self) -> dict[str, Any] | None:
@@ -221,20 +199,12 @@ class StepFunction:
         """Whether the planned steps run in XLA (`Program.in_xla`)."""
         return self._program.in_xla(steps, batch)
 
-    def _round(self, phase: str | None) -> list[tuple[str | None, int]]:
-        """The phases of the steps of one round, each with its number of steps."""
-        if phase == GROUP:
-            return [(ADD, self._model.optimizer.gradient_accumulation_steps - 1), (UPDATE, 1)]
-        return [(phase, 1)]
-
-    def _run(
-        self, iterator: SplitIterator, one: list[tuple[str | None, int]], *, exact: bool, last: bool
-    ) -> Run:
-        """The loop over rounds like `one`; the last loop of a call computes the metrics' results too."""
+    def _run(self, iterator: SplitIterator, phase: str | None, *, exact: bool, last: bool) -> Run:
+        """The loop over steps of a phase; the last loop of a call computes the metrics' results too."""
         specs = iterator.element_spec
-        key = f"{_kind(specs, iterator.batch_spec, None)} {one} {exact} {last} {iterator.reader}"
+        key = f"{_kind(specs, iterator.batch_spec, phase)} {exact} {last} {iterator.reader}"
         if key not in self._runs:
-            traced = [(self._traced_step(specs, iterator.batch_spec, phase), times) for phase, times in one]
+            traced = self._traced_step(specs, iterator.batch_spec, phase)
             with events.part("start", doing="compute"):
                 results = self._program.results if last and self._program.stock else None
                 self._runs[key] = Run(traced, iterator, exact=exact, results=results)
@@ -289,7 +259,7 @@ class StepFunction:
             ConfigurationError: the weights would not be averaged, because no `fit` runs.
         """
         loop = loop_of(self._model)
-        if not self._training or self._sparse:
+        if not self._training:
             return LocalState()
         if self._layout.average_every and loop.kind != "fit":
             raise ConfigurationError(
@@ -298,30 +268,6 @@ class StepFunction:
             )
         loop.local.functions = self._functions
         return loop.local
-
-    def _trace_otherwise(self, found: Exception, local: LocalState) -> None:
-        """Changes how the step is traced, after tracing raised an error and before anything ran.
-
-        Raises:
-            CompilationError: the function that XLA cannot compile is the user's own.
-        """
-        if isinstance(found, SparseGradients):
-            self._sparse = True
-            local.close()
-            return
-        if not self._program.compiled:
-            raise found  # the compiled function is the user's own
-        # Replicas must communicate inside the forward or backward pass.
-        logger.warning(
-            "jit_compile=True was set, but this model's replicas must talk to each other inside the "
-            "step (a masked or whole-batch loss, a metric that is not additive, synchronized "
-            "BatchNormalization), which XLA cannot "
-            "compile; it runs without XLA."
-        )
-        self._program.compiled = False
-        self._retraced += 1 + len(self._functions) + len(self._runs)
-        self._functions.clear()
-        self._runs.clear()
 
     def _function(self, specs: Any, batch_spec: Any, phase: str | None) -> Callable[..., Any]:
         """The function that makes one step outside of a loop; a loop of the same specs uses the same one.

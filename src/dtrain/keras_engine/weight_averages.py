@@ -60,11 +60,11 @@ class WeightAverages(LocalState):
         first = self._every - self._since
         return steps if steps < first else steps - (steps - first) % self._every
 
-    def next_run(self, most: int, *, grouped: bool) -> tuple[str | None, int]:
+    def next_run(self, most: int) -> tuple[str | None, int]:
         """The usual way to treat gradients, at most until the next averaging."""
         return None, min(most, self._every - self._since)
 
-    def note(self, phase: str | None, steps: int) -> None:
+    def note(self, steps: int) -> None:
         """Counts the steps, and averages if it is time."""
         self._since += steps
         if self._since >= self._every:
@@ -96,8 +96,7 @@ class WeightAverages(LocalState):
         variables = []
         for weight in self._model.trainable_variables:
             variables += [weight, *upstream_keras.slots_of(optimizer, weight)]
-        if self._layout.partitioned:
-            variables += self._model.non_trainable_variables
+        variables += self._model.non_trainable_variables
         mine = [found for found in map(underlying, variables) if found.dtype.is_floating]
         sums = all_reduce_sum([tf.cast(each.read_value(), _wide(each.dtype)) for each in mine])
         with local_update():

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.context import current_step, updating_locally
+from dtrain.keras_engine.context import updating_locally
 from dtrain.keras_engine.gradient_hook import GradientHook, hook_of
 from dtrain.keras_engine.protocol import ReplicaLayout, strategy_made
 from dtrain.strategies import common, devices
@@ -34,9 +34,6 @@ class CentralVariable(common.ReadAsNumber, common.Mirrored):  # type: ignore[mis
         return self._values[0].handle
 
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
-        step = current_step()
-        if step is not None:
-            step.note_shared_write(self)
         if updating_locally():
             return update_fn(self._values[0], value, **kwargs)
         if self.aggregation != tf.VariableAggregation.NONE:
@@ -138,6 +135,5 @@ class CentralStorageStrategy(
             local_replicas=self.num_replicas_in_sync,
             central=True,
             gradient_hook=hook_of(gradient_hook, shared_weights="for all replicas"),
-            partitioned=self.num_replicas_in_sync > 1,
         )
         strategy_made(self)

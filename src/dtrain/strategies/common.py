@@ -95,7 +95,7 @@ class ReplicaRunner:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """As in `tf.distribute.Strategy`; during a trial of a step (see `trial`), the number may differ."""
+        """As in `tf.distribute.Strategy`; 1 in a step of `fit`, which is traced as one device's program."""
         return reported_replicas(super().num_replicas_in_sync)  # type: ignore[misc]
 
     def run(

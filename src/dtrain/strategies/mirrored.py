@@ -72,7 +72,6 @@ class MirroredStrategy(common.ReplicaRunner, tf.distribute.MirroredStrategy):  #
         self.dtrain_layout = ReplicaLayout(
             local_replicas=self.num_replicas_in_sync,
             gradient_hook=hook_of(gradient_hook),
-            partitioned=self.num_replicas_in_sync > 1,
             cross_device_sums=not in_order,
         )
         strategy_made(self)

@@ -151,7 +151,6 @@ class MultiWorkerMirroredStrategy(
             local_replicas=replicas,
             gradient_hook=hook,
         )
-        layout = replace(layout, partitioned=layout.replicas > 1)
         self.dtrain_communication, transport = connect(layout, asked, topology, gpus=gpus)
         if layout.workers > 1:
             layout = replace(layout, sums=self.dtrain_communication.sums)

@@ -7,7 +7,6 @@ An adapter is the object that `fit` creates to read its data. What belongs to a 
 from __future__ import annotations
 
 import contextlib
-import functools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,25 +31,6 @@ def seed_generator_global() -> Any:
 
 # Keras has a constant for this name since 3.13; the name is older.
 _GLOBAL_SEED_GENERATOR = "global_seed_generator"
-
-
-def with_seed_generator(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function so that it uses this thread's global seed generator in any thread.
-
-    Keras has one generator for each thread, and each replica is traced in its own thread.
-    """
-    from keras.src.backend.common import global_state
-
-    generator = global_state.get_global_attribute(_GLOBAL_SEED_GENERATOR)
-    if generator is None:
-        return function
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        global_state.set_global_attribute(_GLOBAL_SEED_GENERATOR, generator)
-        return function(*args, **kwargs)
-
-    return run
 
 
 def trainer_class() -> Any:
@@ -211,20 +191,10 @@ def compiled_parts(model: Any) -> list[Any]:
     return [*parts, getattr(model._compile_metrics, "_user_weighted_metrics", None)]
 
 
-def own_state_of(layer: Any) -> list[Any]:
-    """The non-trainable variables of a layer itself, without those of the layers inside it."""
-    return list(layer._non_trainable_variables)
-
-
 def is_keras_own(thing: Any) -> bool:
     """Whether a class, its instance or a function is defined in Keras itself."""
     module = getattr(thing, "__module__", None) or type(thing).__module__
     return str(module).partition(".")[0] == "keras"
-
-
-def adds_activity_sum(layer: Any) -> bool:
-    """Whether a layer's activity regularizer adds a sum over the batch; since Keras 3.14 it adds a mean."""
-    return layer.activity_regularizer is not None and not keras_is_at_least(3, 14)
 
 
 def remat_mode_of(layer: Any) -> Any:
@@ -271,11 +241,6 @@ def trainable_variables_of(optimizer: Any) -> list[Any]:
 def common_apply(optimizer: Any, grads: Any, variables: Any) -> None:
     """Calls the single-device `apply` of a `LossScaleOptimizer`."""
     optimizer._common_apply(grads, trainable_variables=variables)
-
-
-def metric_value(metric: Any, y_true: Any, y_pred: Any) -> Any:
-    """Calls the function that a `MeanMetricWrapper` wraps, for one batch."""
-    return metric._fn(y_true, y_pred, **metric._fn_kwargs)
 
 
 def metric_function(metric: Any) -> Any:

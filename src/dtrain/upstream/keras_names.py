@@ -94,9 +94,6 @@ REDUCE_WEIGHTED = Replaced(
 APPLY_MASK = Reach(
     f"{_LOSS}:apply_mask", "the divisor of mean_with_sample_weight is the sum of what it returns"
 )
-LOSS_CALL = Replaced(
-    f"{_LOSS}:Loss.__call__", "a loss that returns a scalar must see the examples of all replicas"
-)
 METRIC_INIT = Replaced(
     "keras.src.metrics.metric:Metric.__init__",
     "the update of a user's metric must be seen, also in a loop of the user's own",
@@ -104,10 +101,6 @@ METRIC_INIT = Replaced(
 ADD_METRIC_VARIABLE = Replaced(
     "keras.src.metrics.metric:Metric.add_variable",
     "the first value of a metric that is not additive must not be summed over the replicas",
-)
-METRIC_VALUES = Replaced(
-    f"{_METRICS}:reduce_to_samplewise_values",
-    "Mean and Sum call it first: a value a step is one value for all replicas, not one each",
 )
 WRAPPER_UPDATE = SetOnObjects(
     f"{_METRICS}:MeanMetricWrapper.update_state",
