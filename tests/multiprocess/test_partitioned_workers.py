@@ -36,7 +36,27 @@ def numbers(strategy: Any, refused: tuple[str, ...] = ()) -> dict[str, list[Any]
 def of_worker(devices: int) -> dict[str, list[Any]]:
     strategy = dtrain.MultiWorkerMirroredStrategy()
     assert strategy.num_replicas_in_sync > devices
+    if devices == 1:
+        check_local_steps(dtrain.MultiWorkerMirroredStrategy(gradient_hook="local_sgd"))
     return numbers(strategy, IN_CONDITIONS if devices > 1 else ())
+
+
+def check_local_steps(strategy: Any) -> None:
+    """Local SGD has the same numbers where steps run eagerly, and says where they cannot."""
+    x = np.random.default_rng(1).normal(size=(35, 6)).astype("float32")
+    found = []
+    for eager in (False, True):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            body = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+            made = keras.Sequential([keras.Input((6,)), *body])
+            made.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"], run_eagerly=eager)
+        history = made.fit(x[:34], x[:34, :1], batch_size=17, epochs=2, shuffle=False, verbose=0).history
+        found.append([*history.values(), *made.get_weights()])
+    for traced, run in zip(*found, strict=True):
+        np.testing.assert_allclose(run, traced, rtol=2e-4, atol=1e-6)
+    with pytest.raises(StepError, match="a batch of 1 rows leaves some of the 3 workers without any"):
+        made.fit(x, x[:, :1], batch_size=17, shuffle=False, verbose=0)
 
 
 @pytest.mark.parametrize(("workers", "devices"), [(3, 1), (2, 2)], ids=["transport", "TensorFlow's ring"])

@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import tensorflow as tf
 
+from dtrain.keras_engine.protocol import current_layout
 from dtrain.keras_engine.reductions import all_reduced, gathered_rows
 from dtrain.upstream import layer_calls
 
@@ -88,6 +89,13 @@ single_program = ThreadValue(False)
 
 updating_locally = ThreadValue(False)
 """Whether the code runs after the all-reduce, where each replica acts like a single device."""
+
+
+def in_replica() -> bool:
+    """Whether the code runs in a replica of dtrain's that has others, and does not act alone."""
+    if current_layout() is None or updating_locally():
+        return False
+    return tf.distribute.get_replica_context() is not None
 
 
 def local_update() -> contextlib.AbstractContextManager[bool]:

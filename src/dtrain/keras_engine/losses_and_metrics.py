@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from dtrain.errors import CompilationError
 from dtrain.keras_engine import host_writes, own_metrics
-from dtrain.keras_engine.context import all_reduce_sum, reporting_one_replica
-from dtrain.keras_engine.protocol import current_layout, in_replica, layout_of
+from dtrain.keras_engine.context import all_reduce_sum, in_replica, reporting_one_replica
+from dtrain.keras_engine.protocol import current_layout, layout_of
 from dtrain.keras_engine.rows import as_tensor
 from dtrain.upstream import functions, keras_names
 from dtrain.upstream import keras as upstream_keras

@@ -20,11 +20,12 @@ from dtrain.keras_engine.context import (
     ThreadValue,
     block_workers,
     gathered,
+    in_replica,
     single_program,
 )
 from dtrain.keras_engine.metric_arguments import Arguments, Number, Rows
 from dtrain.keras_engine.metric_trial import calls_are_additive, is_additive
-from dtrain.keras_engine.protocol import current_layout, in_replica, layout_of
+from dtrain.keras_engine.protocol import current_layout, layout_of
 from dtrain.keras_engine.reductions import as_floats, check_not_compiled
 from dtrain.keras_engine.replica_calls import combined_on_read, without_row
 from dtrain.keras_engine.rows import as_tensor

@@ -21,6 +21,7 @@ from dtrain.keras_engine.partitioned_steps import (
     leaves_there,
     traced_as_one_device,
 )
+from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.replica_communication import StrategyCollectives
 from dtrain.keras_engine.rows import (
     any_rows,
@@ -31,7 +32,6 @@ from dtrain.keras_engine.rows import (
     without_optionals,
 )
 from dtrain.keras_engine.steps import silent_results
-from dtrain.partition.communication import Collectives
 from dtrain.upstream import tensorflow as upstream_tf
 
 
@@ -39,13 +39,15 @@ class OwnSteps(PartitionedProgram):
     """The train step of local SGD."""
 
     _own: Any = None
-    _communication: StrategyCollectives
+
+    def __init__(self, model: Any, layout: ReplicaLayout, *, training: bool) -> None:
+        super().__init__(model, layout, training=training)
+        self._communication = StrategyCollectives(model.distribute_strategy, layout, GradientMarks())
 
     def prepare(self, spec: Any, phase: str | None) -> None:
         """As `Program.prepare`: traces the step once, for any number of rows."""
         del phase
         strategy = self._model.distribute_strategy
-        self._communication = StrategyCollectives(strategy, self._layout, GradientMarks())
         with averaged_optimizer.set(self._model.optimizer):
             spec = map_leaves(any_rows, without_optional_specs(spec))
             self._own = traced_as_one_device(self._stock_step, spec, strategy)
@@ -55,13 +57,14 @@ class OwnSteps(PartitionedProgram):
         """As `Program.run`; a replica without rows makes no step. Numbers are averaged by rows.
 
         Raises:
-            StepError: the step returns something else than numbers.
+            StepError: the step returns something else than numbers, or runs eagerly and a worker has no rows.
         """
-        del sizes, phase
+        del phase
         batches = [without_optionals(part) for part in parts]
         own = [batch_rows(batch) for batch in batches]
         if self._model.run_eagerly:
-            return self._means(*self._eagerly(batches, own)), None
+            sizes = self._communication.sizes(batches) if sizes is None else sizes
+            return self._means(self._eagerly(batches, sizes), own), None
         each = [self._on_replica(place, batch) for place, batch in enumerate(batches)]
         return self._means(each, own), None
 
@@ -69,10 +72,23 @@ class OwnSteps(PartitionedProgram):
         """As `Program.results`, also outside of a traced function."""
         return upstream_tf.made_for_each_model(super().results)()
 
-    def _eagerly(self, batches: list[Any], sizes: Sequence[tf.Tensor]) -> tuple[list[Any], list[tf.Tensor]]:
-        """What the step returns on each replica of this process with rows, and the rows."""
+    def _eagerly(self, batches: list[Any], sizes: tf.Tensor) -> list[Any]:
+        """What the step returns on each replica of this process; zeros for one without rows.
+
+        Raises:
+            StepError: a worker has no rows, so that it cannot know what the others' steps return.
+        """
         strategy = self._model.distribute_strategy
-        working = [place for place, size in enumerate(sizes) if size]
+        rows = sizes.numpy().reshape(self._layout.workers, -1)
+        if not rows.any():
+            return []
+        if not rows.any(axis=1).all():
+            raise StepError(
+                f"With local SGD and run_eagerly=True, a batch of {rows.sum()} rows leaves some of the "
+                f"{self._layout.workers} workers without any.",
+                hint="leave out run_eagerly, or let each batch have rows for all workers",
+            )
+        working = rows[self._layout.worker].nonzero()[0].tolist()
 
         def in_replica(batch: Any) -> Any:
             if upstream_tf.local_replica_index() not in working:
@@ -84,7 +100,8 @@ class OwnSteps(PartitionedProgram):
         with silent_results(self._model) if self.stock else contextlib.nullcontext():
             found = strategy.run(in_replica, args=(upstream_tf.per_replica(batches),))
         each = local_parts(strategy, found)
-        return [each[place] for place in working], [sizes[place] for place in working]
+        nothing = tf.nest.map_structure(tf.zeros_like, each[working[0]])
+        return [each[place] if place in working else nothing for place in range(len(batches))]
 
     def _on_replica(self, place: int, batch: Any) -> Any:
         """What the step returns on a replica of this process; zeros if the replica has no rows."""
@@ -136,8 +153,6 @@ class OwnSteps(PartitionedProgram):
             [value * tf.cast(size, value.dtype) for value, size in zip(values, sizes, strict=True)]
             for values in zip(*numbers, strict=True)
         ]
-        # What runs eagerly is here for the replicas with rows only.
-        together = Collectives() if self._model.run_eagerly else self._communication
-        *sums, rows = (total[0] for total in together.sums([*parts, list(sizes)], nested=False))
+        *sums, rows = (total[0] for total in self._communication.sums([*parts, list(sizes)], nested=False))
         means = [tf.math.divide_no_nan(total, tf.cast(rows, total.dtype)) for total in sums]
         return tf.nest.pack_sequence_as(each[0], means)

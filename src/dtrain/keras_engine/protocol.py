@@ -122,11 +122,6 @@ def current_layout() -> ReplicaLayout | None:
     return layout if layout is not None and layout.replicas > 1 else None
 
 
-def in_replica() -> bool:
-    """Whether the code runs in a replica context of a strategy of dtrain's that has several replicas."""
-    return current_layout() is not None and _distribute().get_replica_context() is not None
-
-
 @dataclass(frozen=True, kw_only=True)
 class ServerLayout:
     """What the engine needs to know of a strategy whose weights are on parameter servers.

@@ -32,10 +32,11 @@ from dtrain.keras_engine.context import (
     ThreadValue,
     all_reduce_sum,
     block_workers,
+    in_replica,
     local_update,
     updating_locally,
 )
-from dtrain.keras_engine.protocol import in_replica, is_asynchronous, layout_of
+from dtrain.keras_engine.protocol import is_asynchronous, layout_of
 from dtrain.keras_engine.reductions import check_not_compiled
 from dtrain.keras_engine.replica_attributes import PerReplicaAttributes, PerReplicaObjects
 from dtrain.keras_engine.rows import is_dense, row_count, with_zero_row, without_zero_row

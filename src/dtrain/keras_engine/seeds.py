@@ -11,8 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.context import current_block
-from dtrain.keras_engine.protocol import in_replica
+from dtrain.keras_engine.context import current_block, in_replica
 from dtrain.keras_engine.rematerialization import drawn
 from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
