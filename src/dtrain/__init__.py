@@ -24,6 +24,7 @@ _PUBLIC = {
     "Trainer": "dtrain.trainer",
     "barrier": "dtrain.job",
     "broadcast": "dtrain.job",
+    "compare_copies": "dtrain.keras_engine.copies",
     "get_strategy": "dtrain.strategies.default",
     "is_chief": "dtrain.job",
     "local_rank": "dtrain.job",
@@ -45,6 +46,7 @@ __all__ = [
     "Trainer",
     "barrier",
     "broadcast",
+    "compare_copies",
     "get_strategy",
     "is_chief",
     "local_rank",
@@ -94,6 +96,7 @@ if TYPE_CHECKING:
     from dtrain.checkpoint.backup_and_restore import BackupAndRestore
     from dtrain.errors import DtrainError
     from dtrain.job import barrier, broadcast, is_chief, local_rank, rank, world_size
+    from dtrain.keras_engine.copies import compare_copies
     from dtrain.launch.spawn import spawn
     from dtrain.strategies.central_storage import CentralStorageStrategy
     from dtrain.strategies.default import get_strategy

@@ -85,6 +85,10 @@ class OperationMismatchError(PeerMismatchError):
     """The workers of a job are at different operations, such as one in `evaluate` and the others in `fit`."""
 
 
+class ReplicaMismatchError(DtrainError, RuntimeError):
+    """The replicas' copies of a model's weights differ."""
+
+
 class AuthenticationError(DtrainError, RuntimeError):
     """A message was not signed with the job's secret, or the processes of a job have different secrets."""
 

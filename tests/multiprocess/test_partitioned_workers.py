@@ -11,7 +11,7 @@ import tensorflow as tf
 from tests.partitioned_models import MODELS, ROWS, trained
 
 import dtrain
-from dtrain.errors import StepError
+from dtrain.errors import ReplicaMismatchError, StepError
 
 # Models whose replicas communicate in a condition.
 IN_CONDITIONS = ("optimizers_in_a_condition",)
@@ -38,7 +38,29 @@ def of_worker(devices: int) -> dict[str, list[Any]]:
     assert strategy.num_replicas_in_sync > devices
     if devices == 1:
         check_local_steps(dtrain.MultiWorkerMirroredStrategy(gradient_hook="local_sgd"))
+        check_steps_by_rank(strategy)
     return numbers(strategy, IN_CONDITIONS if devices > 1 else ())
+
+
+def check_steps_by_rank(strategy: Any) -> None:
+    """A step that computes something else on each worker is found at the end of the epoch, on all of them."""
+
+    class ByRank(keras.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            found = super().train_step(data)
+            self.layers[-1].bias.assign_add([0.01 * dtrain.rank()])
+            return found
+
+    with strategy.scope():
+        inputs = keras.Input((6,))
+        made = ByRank(inputs, keras.layers.Dense(1, name="last")(inputs))
+        made.compile("sgd", "mse")
+    dtrain.compare_copies(made)
+    x = np.ones((6, 6), "float32")
+    with pytest.raises(ReplicaMismatchError, match=r"After epoch 1, .* 3 replicas .*differ: '.*last/bias'"):
+        made.fit(x, x[:, :1], verbose=0)
+    with pytest.raises(ReplicaMismatchError, match="Now, the copies"):
+        dtrain.compare_copies(made)
 
 
 def check_local_steps(strategy: Any) -> None:

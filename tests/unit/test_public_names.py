@@ -172,6 +172,7 @@ def test_the_public_names_are_these() -> None:
         "Trainer",
         "barrier",
         "broadcast",
+        "compare_copies",
         "get_strategy",
         "is_chief",
         "local_rank",

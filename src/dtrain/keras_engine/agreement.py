@@ -1,4 +1,4 @@
-"""What the workers of a job agree on at the end of each epoch: the logs, and whether training stops.
+"""What the workers of a job agree on at the end of each epoch: logs, whether training stops, and weights.
 
 What callbacks see is the first worker's logs, on every worker. Between two callbacks the logs are exchanged
 again only where one of them may have changed them. Stopping in the middle of an epoch is agreed on in
@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.keras_engine.callbacks import Stateless, has_hook, passes_on
+from dtrain.keras_engine.copies import Copies
 from dtrain.keras_engine.operation import current_operation
 from dtrain.keras_engine.peer_exchange import NotPlainError, encode, exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -140,11 +141,15 @@ class EpochAgreement(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         return self._take_first if id(callback) in self._before else None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Takes the first worker's logs, and stops if any worker wants to."""
+        """Takes the first worker's logs, stops if any worker wants to, and compares the weights."""
         if self._edited_last[1]:
             self._take_first(logs)
-        if any(_with_data(self._layout, bool(self.model.stop_training), "stop_training")):
+        copies = Copies(self.model, self._layout)
+        mine = bool(self.model.stop_training), copies.digests()
+        everyone = _with_data(self._layout, mine, "stop_training")
+        if any(stops for stops, _ in everyone):
             self.model.stop_training = True
+        copies.compare([digests for _, digests in everyone], f"After epoch {epoch + 1}")
 
     def _take_first(self, logs: Any) -> None:
         agreed = first_workers(self._layout, {} if logs is None else logs)

@@ -31,6 +31,7 @@ from dtrain.keras_engine.callbacks import (
     wants_session,
     watched,
 )
+from dtrain.keras_engine.copies import CopiesAfterEpochs
 from dtrain.keras_engine.fit_reports import LossAlarm, TimeReport
 from dtrain.keras_engine.loop import LocalState, Loop, loop_of
 from dtrain.keras_engine.operation import current_operation, note_end_of_data, operation
@@ -143,7 +144,10 @@ def _loop_of_fit(
         arguments["verbose"] = _verbose(arguments["verbose"], layout)
         callbacks = shared_between_workers(callbacks, layout)
     agreement = EpochAgreement(layout, callbacks) if layout is not None and layout.workers > 1 else None
-    callbacks = callbacks if agreement is None else [*callbacks, agreement]
+    if agreement is not None:
+        callbacks = [*callbacks, agreement]
+    elif layout is not None and layout.replicas > 1 and as_list:
+        callbacks = [*callbacks, CopiesAfterEpochs(layout)]
     if managed and as_list:
         callbacks += [*_reports(arguments, callbacks, layout), report]
     training, validation = watched(callbacks, layout, "train", "test")
