@@ -97,7 +97,10 @@ def read(strategy: Any, pipeline: Pipeline, ones_batches: bool) -> dict[str, Any
     """Two epochs of a worker's parts; where they are one device's batches, beside those."""
     split = SplitDataset(pipeline.dataset(), strategy.dtrain_layout)
     epochs = [
-        [([part[1].numpy().tolist() for part in parts], int(total), _widths(parts)) for parts, total in split]
+        [
+            ([part[1].numpy().tolist() for part in parts], sizes.numpy().tolist(), _widths(parts))
+            for parts, sizes in split
+        ]
         for _ in range(2)
     ]
     whole = pipeline.dataset() if ones_batches else ()

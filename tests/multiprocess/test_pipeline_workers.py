@@ -82,7 +82,8 @@ def test_every_example_is_read_once_by_one_worker(launched: Any, workers: int, n
         seen = []
         for (batch, width), *parts in zip(batches or [([], 0)] * count, *steps, strict=True):
             rows = [row for part, _, _ in parts for replica in part for row in replica]
-            assert [total for _, total, _ in parts] == [len(rows)] * workers
+            sizes = [len(replica) for part, _, _ in parts for replica in part]
+            assert [each for _, each, _ in parts] == [sizes] * workers
             if ones_batches:
                 assert rows == batch
                 assert {w for _, _, widths in parts for w in widths} == {width}

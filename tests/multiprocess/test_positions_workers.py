@@ -46,9 +46,9 @@ def test_every_worker_goes_on_from_its_place(name: str, reports: list[dict[str, 
 
 
 def rows(batch: Any) -> list[Any]:
-    (parts, total) = batch
+    (parts, sizes) = batch
     labels = [label for part in parts for label in part[1]]
-    return [total, labels]
+    return [sizes, labels]
 
 
 @pytest.mark.parametrize("name", [name for name in cases.CASES if name != "a PyDataset"])
@@ -57,6 +57,6 @@ def test_the_workers_parts_are_of_the_same_batches(name: str, reports: list[dict
     assert len(seen[0]) == len(seen[1]) > 0
     for first, second in zip(*seen, strict=True):
         assert first[:4] == second[:4]
-        (total, mine), (other_total, theirs) = rows(first[4][0]), rows(second[4][0])
-        assert total == other_total == len(mine) + len(theirs)
+        (sizes, mine), (other_sizes, theirs) = rows(first[4][0]), rows(second[4][0])
+        assert sizes == other_sizes == [len(mine), len(theirs)]
         assert not set(mine) & set(theirs)
