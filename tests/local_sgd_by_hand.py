@@ -41,10 +41,11 @@ def by_hand(
         since = 0
         for first in range(0, len(x), batch):
             rows = np.array_split(np.arange(first, min(first + batch, len(x))), replicas)
-            total = sum(map(len, rows))
             for each, own, mine in zip(models, optimizers, rows, strict=True):
+                if not len(mine):
+                    continue  # a replica without rows makes no step
                 with tf.GradientTape() as tape:
-                    loss = tf.reduce_sum((each(x[mine]) - y[mine]) ** 2) / (total * y.shape[1]) * replicas
+                    loss = tf.reduce_mean((each(x[mine]) - y[mine]) ** 2)
                 own.apply(tape.gradient(loss, each.trainable_variables), each.trainable_variables)
             since += 1
             if since == every:
