@@ -74,7 +74,8 @@ class LayoutConversion:
         if value.partial:
             if value.dtype == tf.bool:
                 raise ValueError("a sum of truth values")
-            return self._communicated(ALL_REDUCE, value, value.parts, {"mark": value.mark})
+            known = {"mark": value.mark, "shape": value.shape}
+            return self._communicated(ALL_REDUCE, value, value.parts, known)
         if value.listed:
             return (
                 value

@@ -193,8 +193,8 @@ class Emission:
                 made.update((Ref(node, place), after(found, node)) for place, found in enumerate(each))
 
         marks = [node.attributes["mark"] for node in marked]
-        note(marked, lambda parts: together.marked_sums(marks, parts, nested=nested), _as_is, _as_is)
-        note(plain, lambda parts: together.sums(parts, nested=nested), _as_is, _as_is)
+        note(marked, lambda parts: together.marked_sums(marks, parts, nested=nested), _shaped, _as_is)
+        note(plain, lambda parts: together.sums(parts, nested=nested), _shaped, _as_is)
         note(gathers, together.gathers, _rows_first, _rows_back)
 
     def _control_flow(self, node: Node, made: dict[Ref, tf.Tensor], tokens: dict[Node, tf.Tensor]) -> None:
@@ -257,6 +257,12 @@ _Moved = Callable[[tf.Tensor, Node], tf.Tensor]
 
 def _as_is(tensor: tf.Tensor, node: Node) -> tf.Tensor:
     del node
+    return tensor
+
+
+def _shaped(tensor: tf.Tensor, node: Node) -> tf.Tensor:
+    """A part of a sum, with the shape that is known of the sum: small sums are sent together."""
+    tensor.set_shape(node.attributes["shape"])
     return tensor
 
 
