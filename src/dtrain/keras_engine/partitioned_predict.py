@@ -43,6 +43,7 @@ class PartitionedPredict:
         self._layout = layout
         self._spec: Any = None  # of the whole batch
         self._function: Callable[..., Any] | None = None
+        self._replicas = EagerReplicas(model.distribute_strategy, layout)
 
     def __call__(self, batches: list[Any]) -> Any:
         """The concatenated outputs of all batches, each of shape (examples, ...)."""
@@ -58,18 +59,16 @@ class PartitionedPredict:
         return split_batch(to_tensors(batch), self._layout)
 
     def _predicted(self, split: Split) -> Any:
-        strategy = self._model.distribute_strategy
         own = [without_optionals(part) for part in split.parts]
         if self._model.run_eagerly:
-            replicas = EagerReplicas(strategy, self._layout)
-            batch = replicas.whole(own, split.sizes)
-            with replicas.as_one_device():
+            batch = self._replicas.whole(own, split.sizes)
+            with self._replicas.as_one_device():
                 return self._model.predict_step(batch)
         spec = _of_whole(own, split.sizes)
         if self._function is None or not self._accepts(spec):
             self._spec = spec if self._function is None else map_leaves(any_rows, spec)
             step = unwrapped(self._model.predict_step)
-            divided = DividedFunction(step, self._spec, strategy, self._layout)
+            divided = DividedFunction(step, self._spec, self._model.distribute_strategy, self._layout)
             self._function = upstream_tf.made_for_each_model(divided, reduce_retracing=True)
         return self._function(own, split.sizes)
 

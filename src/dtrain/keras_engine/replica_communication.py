@@ -31,8 +31,8 @@ class StrategyCollectives(Collectives):
 
     Attributes:
         waits: measures how long TensorFlow's collectives between workers take; None where nothing need be
-            measured, because a transport of dtrain's does it or there is one worker. The caller sets a new
-            one for each step that it makes.
+            measured, because a transport of dtrain's does it or there is one worker. `measure` sets a new one
+            for each step that is made.
     """
 
     def __init__(self, strategy: Any, layout: ReplicaLayout, marks: GradientMarks) -> None:
