@@ -146,7 +146,7 @@ class StepOnReplicas:
                 return [self.copies[each][place].handle for each in range(first, first + here)]
 
             step = Partitioned(self.concrete, layouts, Replicas(here, replicas, first), copies=copies)
-            self.plan = step
+            self.plan = step.plan
             together = Collectives(communication)
             run = tf.function(lambda sizes, given: step(sizes, given, together), autograph=False)
             return run.get_concrete_function(tf.TensorSpec([replicas], tf.int32), parts)

@@ -13,6 +13,38 @@ BEGAN = 1_760_000_000.0
 PARTS = ("input", "compute", "communication", "checkpoint", "callbacks", "validation", "start", "other")
 
 
+# As `step_plan.as_record` makes it.
+PLAN = {
+    "rows": 256,
+    "rounds": 2,
+    "sums": 1,
+    "gathers": 1,
+    "sum_bytes": 3136,
+    "gather_bytes": 40960,
+    "communications": [
+        {
+            "kind": "gather",
+            "round": 1,
+            "bytes": 40960,
+            "nested": True,
+            "of": "dense/BiasAdd",
+            "needed_by": "ranked/Unique",
+            "line": "train.py:31",
+        },
+        {
+            "kind": "sum",
+            "round": 2,
+            "bytes": 3136,
+            "nested": False,
+            "of": "gradient_tape/dense/MatMul",
+            "needed_by": "sgd/AssignSubVariableOp",
+            "line": "train.py:40",
+        },
+    ],
+    "gathered": [{"operation": "Unique", "name": "ranked/Unique", "line": "train.py:31", "bytes": 40960}],
+}
+
+
 def write_run(
     path: Path,
     *,
@@ -124,6 +156,8 @@ class _EventGenerator:
             steps=self.steps,
             first_epoch=first_epoch,
         )
+        if self.workers > 1:
+            self.add("plan", **PLAN)
 
     def train(self, epoch: int, notes: int) -> None:
         for note in range(notes):

@@ -91,6 +91,19 @@ class StepsEnd(NamedTuple):
     examples: int | None = None
 
 
+class StepDivided(NamedTuple):
+    """A step that is divided over replicas was traced, and has run once.
+
+    Attributes:
+        train: whether it is the train step.
+        describe: returns what the replicas communicate in it, as plain data
+            (`keras_engine.step_plan.as_record`).
+    """
+
+    train: bool
+    describe: Callable[[], dict[str, Any]]
+
+
 class CallEnds(NamedTuple):
     """The train or test function that `fit` or `evaluate` calls has returned its logs.
 

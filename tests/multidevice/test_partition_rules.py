@@ -162,6 +162,17 @@ case(
 )
 
 case(
+    "ScatterNd",
+    lambda a, b: [
+        tf.scatter_nd(b[:, None], a, [4, 3]),
+        tf.scatter_nd(b[:, None], b, [4]),
+        tf.scatter_nd(b[:, None], tf.ones([tf.shape(b)[0]], tf.int64), [4]),
+    ],
+    x("B", 3),
+    x("B", dtype="int32"),
+)
+
+case(
     "MatMul",
     lambda a, b: [a @ b, tf.matmul(b, a, transpose_a=True, transpose_b=True)],
     x("B", 3),

@@ -21,7 +21,7 @@ SOURCE = Path(dtrain.__file__).parent
 # `job` joins `cluster` with the workers' talk, and is what everything above the engine asks who it is.
 ORDER = (
     "errors log plain_text text_table counts",
-    "topology paths words clock safe_files",
+    "topology paths words clock safe_files user_lines",
     "upstream",
     "partition",
     "cluster",

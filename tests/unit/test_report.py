@@ -193,6 +193,7 @@ def _odd_events(path: Path) -> None:
         {"kind": "steps", "time": -5, "step": 10**400},
         {"kind": "alarm", "time": 1e18, "epoch": "x", "step": [], "alarm": 3},
         {"kind": "checkpoint", "time": -1e18, "step": 2.5},
+        {"kind": "plan", "time": 2, "rows": "x", "communications": [3, {"bytes": []}], "gathered": {}},
         {"kind": "begin", "time": 2},
         {"kind": "of another time", "time": 3},
     ]
@@ -351,6 +352,9 @@ def test_a_run_with_all_that_can_happen(tmp_path: Path) -> None:
         "1 worker slow.",
         "worker 1 takes 2.0 times as long",
         "slow worker 6 of 6",
+        "the replicas communicate in 2 rounds, one after another: 1 sum of 3,136 bytes and 1 gather",
+        "No rule divides Unique (ranked/Unique, train.py:31)",
+        "gather in a loop or branch 40,960 dense/BiasAdd ranked/Unique train.py:31",
         "the loss is 17.5 at step 120",
         "Callbacks that took longest TensorBoard 120 ms, CSVLogger 24 ms",
         "6 checkpoints, training stood still for",
@@ -492,6 +496,9 @@ def test_what_users_write_stays_text(tmp_path: Path) -> None:
             event |= {"text": EVIL, "alarm": EVIL}
         if event["kind"] in ("begin", "end"):
             event |= {"strategy": EVIL, "status": EVIL}
+        if event["kind"] == "plan":
+            event["communications"][0] |= dict.fromkeys(("kind", "of", "needed_by", "line"), EVIL)
+            event["gathered"][0] |= dict.fromkeys(("operation", "name", "line"), EVIL)
     (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     other = write_run(tmp_path / "</script><i>", epochs=2)
     for arguments in ([run], [run, other]):
@@ -532,7 +539,7 @@ def test_a_spike_stays_in_a_curve_of_many_points() -> None:
 def test_a_long_run_is_thinned_and_says_so(tmp_path: Path) -> None:
     run = write_run(tmp_path / "long", epochs=100, steps=100, notes=100)
     events, problems = parse_events((run / "events.jsonl").read_bytes())
-    assert (len(events), problems) == (1 + 100 * 102 + 1, [])
+    assert (len(events), problems) == (2 + 100 * 102 + 1, [])
     spike = next(event for event in events if event.get("step") == 7777)
     spike["loss"] = 123.0
     (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))

@@ -28,6 +28,7 @@ COMMANDS = {
     "conformance": "dtrain.cli.conformance",
     "env": "dtrain.cli.env",
     "doctor": "dtrain.cli.doctor",
+    "explain": "dtrain.cli.explain",
 }
 """The module of each command, by the command's name."""
 

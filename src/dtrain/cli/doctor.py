@@ -101,9 +101,10 @@ def _findings(args: argparse.Namespace) -> Iterator[tuple[str, CheckResult]]:
     limit = args.time_limit or _TIME_LIMIT
     command = [*(["-m"] if args.is_module else []), args.script, *args.args]
     if args.job:
-        from dtrain.diagnosis.script_job import check_job
+        from dtrain.diagnosis.script_job import run_first_steps
 
-        return check_job(command, args.workers or _WORKERS, limit, sys.stderr)
+        found = run_first_steps(command, workers=args.workers or _WORKERS, limit=limit, shown=sys.stderr)
+        return iter(found.findings)
     if args.tpu_ready:
         from dtrain.diagnosis.tpu_ready import check_tpu_ready
 

@@ -1,4 +1,4 @@
-"""The program of a task of `dtrain doctor --job`: runs the user's script until `fit` has made two steps.
+"""The program of a task of a job that only tries a script: runs it until `fit` has made two steps.
 
 `python -m dtrain.diagnosis.first_steps FOLDER SCRIPT [ARGUMENT ...]` writes a report into the folder, one
 file a task. `script_job.py` starts these processes, and evaluates the reports.
@@ -43,6 +43,10 @@ class StepWatch:
             seconds = (time.perf_counter() - self._begun) / event.steps
             self._found |= {"seconds": seconds, "usual": event.usual}
             self._count(event.steps)
+
+    def _handle_step_divided(self, event: events.StepDivided) -> None:
+        if event.train:
+            self._found["plan"] = event.describe()
 
     def _handle_batches_taken(self, event: events.BatchesTaken) -> None:
         self._count(event.steps)
@@ -99,7 +103,7 @@ def _surroundings() -> dict[str, Any]:
     layout = layout_of(strategy)
     chosen = getattr(strategy, "dtrain_communication", None)
     return {
-        "strategy": type(strategy).__name__,
+        "strategy": type(strategy).__name__.lstrip("_"),
         "replicas": strategy.num_replicas_in_sync,
         "workers": 1 if layout is None else layout.workers,
         "devices": [":".join(each.rsplit(":", 2)[-2:]) for each in _devices(strategy)],
@@ -110,7 +114,9 @@ def _surroundings() -> dict[str, Any]:
 def _devices(strategy: Any) -> list[str]:
     import tensorflow as tf
 
-    found = list(getattr(strategy.extended, "worker_devices", ()))
+    found: list[str] = []
+    with contextlib.suppress(AttributeError, RuntimeError):  # the default strategy names no devices
+        found = list(strategy.extended.worker_devices)
     return found or [each.name for each in tf.config.list_logical_devices()]
 
 

@@ -1,6 +1,7 @@
-"""`dtrain doctor --job`: starts the user's script as a real job, ends it after two steps, and reports on it.
+"""Starts the user's script as a real job, ends it after two steps, and reports on it.
 
-Each task runs `first_steps.py`. The checks of hosts are in `host_checks.py` and `peer_checks.py`.
+`dtrain doctor --job` shows what it finds, `dtrain explain` what the step communicates. Each task runs
+`first_steps.py`. The checks of hosts are in `host_checks.py` and `peer_checks.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from dtrain.cluster.gpus import visible_gpus
 from dtrain.diagnosis.check import CheckResult
@@ -32,9 +33,31 @@ _SHOWN = 20  # last lines of the output of a job that failed
 Report = dict[str, Any]
 
 
-def check_job(
-    command: Sequence[str], workers: int, limit: float, shown: TextIO
-) -> Iterator[tuple[str, CheckResult]]:
+class FirstSteps(NamedTuple):
+    """What two steps of a script have shown.
+
+    Attributes:
+        findings: the names of the checks, and their results.
+        reports: what each task that has made a step reports.
+    """
+
+    findings: list[tuple[str, CheckResult]]
+    reports: list[Report]
+
+    @property
+    def failed(self) -> bool:
+        """Whether a check has failed."""
+        return any(finding.status == "fail" for _, finding in self.findings)
+
+
+def run_first_steps(
+    command: Sequence[str],
+    *,
+    workers: int,
+    limit: float,
+    shown: TextIO,
+    devices_per_worker: int | None = None,
+) -> FirstSteps:
     """Runs two steps of a script as a job of the real launcher.
 
     Args:
@@ -42,9 +65,7 @@ def check_job(
         workers: the number of processes.
         limit: seconds after which the job is ended.
         shown: the stream to which the last lines of a failed job are written.
-
-    Yields:
-        The name of the check, and a result.
+        devices_per_worker: the logical devices of each process; None leaves the choice to the strategy.
 
     Raises:
         ProcessEnd: this process received a signal that ended the job.
@@ -56,6 +77,7 @@ def check_job(
                 [sys.executable, "-m", "dtrain.diagnosis.first_steps", folder, *command],
                 workers=workers,
                 gpus=gpus[:workers] if len(gpus) >= workers else [],
+                devices_per_worker=devices_per_worker,
                 max_restarts=0,
                 grace=_GRACE,
                 stdout=log,
@@ -65,13 +87,13 @@ def check_job(
             raise ProcessEnd(status)
         log.seek(0)
         lines = log.read().splitlines()
-        found = list(
-            _judged(_reports(Path(folder)), status, limit if late.is_set() else None, workers, lines)
-        )
-        if any(finding.status == "fail" for _, finding in found):
+        reports = _reports(Path(folder))
+        found = list(_judged(reports, status, limit if late.is_set() else None, workers, lines))
+        result = FirstSteps(found, [each for each in reports if each["steps"]])
+        if result.failed:
             shown.writelines(f"{line}\n" for line in lines[-_SHOWN:])
             shown.flush()
-        yield from found
+        return result
 
 
 @contextlib.contextmanager

@@ -1,20 +1,17 @@
-"""Runs a user's script as the main program of a process that observes it, and finds its lines in stacks.
+"""Runs a user's script as the main program of a process that observes it.
 
 It decides neither how long the script runs nor what is observed; the programs that call it do.
 """
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
-import sysconfig
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-_NO_PARTS = tuple(f"src/{each}/" for each in ("backend", "utils", "ops", "trainers"))
+from dtrain.user_lines import line_of_user
 
 IS_MODULE = "-m"
 """The first word of a command line whose second word is the name of a module."""
@@ -52,41 +49,3 @@ def _text_of(error: BaseException) -> str:
         return f"the script ended itself: {error.code}"
     text = getattr(error, "message", None) or next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def line_of_user(frames: Iterable[Any]) -> str:
-    """The innermost line of the user's own code, as `file.py:12`; "" if there is none.
-
-    Args:
-        frames: frames of a stack, the innermost last, with `filename` and `lineno`.
-    """
-    others = _others()
-    for frame in reversed(list(frames)):
-        if not frame.filename.startswith(others):
-            path = Path(frame.filename)
-            return f"{os.path.relpath(path) if path.is_relative_to(Path.cwd()) else path}:{frame.lineno}"
-    return ""
-
-
-def line_of_keras(frames: Iterable[Any]) -> str:
-    """The innermost line of Keras' layers, losses, metrics or optimizers; "" if it calls the user's code."""
-    folder, others = _folder("keras"), _others()
-    for frame in reversed(list(frames)):
-        if not frame.filename.startswith(others):
-            return ""
-        name = frame.filename.removeprefix(folder)
-        if folder and name != frame.filename and not name.startswith(_NO_PARTS):
-            return f"keras/{name}:{frame.lineno}"
-    return ""
-
-
-def _others() -> tuple[str, ...]:
-    """The prefixes of the paths of files that are not the user's."""
-    folders = map(_folder, ("dtrain", "keras", "tensorflow"))
-    return ("<", sysconfig.get_paths()["stdlib"], *filter(None, folders))
-
-
-def _folder(package: str) -> str:
-    """The folder of an imported package, with a separator at its end; "" if it is not imported."""
-    file = getattr(sys.modules.get(package), "__file__", None)
-    return f"{Path(file).parent}{os.sep}" if file else ""

@@ -20,6 +20,7 @@ from dtrain.keras_engine.single_program import as_single_program, making_variabl
 from dtrain.keras_engine.steps import Program, silent_results, step_is_stock
 from dtrain.partition.layouts import REPLICATED, Layout
 from dtrain.partition.partition import Partitioned, by_batch
+from dtrain.partition.plan import Plan
 from dtrain.partition.replicas import Replicas
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
@@ -73,6 +74,11 @@ class DividedFunction:
             copies=lambda captured: copies.get(id(captured)),
             in_parts=held_in_parts,
         )
+
+    @property
+    def plan(self) -> Plan:
+        """What the replicas communicate."""
+        return self._partitioned.plan
 
     def __call__(self, parts: Sequence[Any], sizes: tf.Tensor | None = None) -> Any:
         """Makes the operations that compute the function, in the graph that is being traced.
@@ -273,6 +279,11 @@ class PartitionedProgram(SingleProgram):
             raise RuntimeError("a step is run before it was prepared")
         outputs = self._step([without_optionals(part) for part in parts], sizes)
         return outputs, self._step.waited() if self._training else None
+
+    @property
+    def plan(self) -> Plan | None:
+        """As `Program.plan`."""
+        return None if self._step is None else self._step.plan
 
     def results(self) -> Any:
         """The metrics over all steps since they were reset."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from dtrain.keras_engine.feed.sources import SplitIterator
@@ -18,6 +19,7 @@ from dtrain.keras_engine.rows import (
     map_leaves,
     rows_of,
     to_tensors,
+    without_optionals,
 )
 from dtrain.keras_engine.splitting import split_batch
 
@@ -33,7 +35,7 @@ class SingleBatches:
     def __init__(self, model: Any, layout: ReplicaLayout) -> None:
         self._model = model
         self._layout = layout
-        self._single: Any = None  # the spec of batches that do not come from an iterator of dtrain's
+        self._spec: Any = None  # of batches that do not come from an iterator of dtrain's
 
     def divided(self, iterator: Any, batch: Any) -> tuple[Any, Any, Any, Any]:
         """The parts of a batch, the examples of each, the specs of both, and the spec of the whole batch.
@@ -49,14 +51,29 @@ class SingleBatches:
             specs = (local_specs(strategy, iterator.element_spec), None)
             own = note_divided(self._layout, local_parts(strategy, batch))
             return own, None, specs, map_leaves(any_rows, specs[0][0])
-        batch = to_tensors(batch)
         if self._layout.replicas == 1:
-            return (batch,), None, None, None
-        spec: Any = batch_spec(batch)
-        self._single = self._single or spec
-        if str(spec) != str(self._single):  # as in Keras, the size is not fixed once there was another one
-            spec = self._single = map_leaves(any_rows, spec)
-        return (*split_batch(batch, self._layout), None, spec)
+            return (to_tensors(batch),), None, None, None
+        split, spec = self.split(batch)
+        return split.parts, split.sizes, None, spec
+
+    def split(self, batch: Any) -> tuple[Split, Any]:
+        """The parts of a batch, and the spec of the whole, whose size is fixed until there is another one.
+
+        Args:
+            batch: a batch, as a user gives it or as a loop has divided it.
+        """
+        if not isinstance(batch, Split) and _has_parts(batch):
+            own = local_parts(self._model.distribute_strategy, batch)
+            batch = Split(note_divided(self._layout, own), None)
+        if isinstance(batch, Split):
+            split, spec = batch, _of_whole(batch)
+        else:
+            batch = to_tensors(batch)
+            split, spec = split_batch(batch, self._layout), batch_spec(batch)
+        self._spec = self._spec or spec
+        if str(spec) != str(self._spec):
+            self._spec = map_leaves(any_rows, spec)
+        return split, self._spec
 
     def count(self, parts: Any, sizes: Any) -> int | None:
         """The examples in a global batch; None if this process knows only its own part."""
@@ -64,3 +81,19 @@ class SingleBatches:
             return None
         rows = int(rows_of(Split(tuple(parts), sizes)))
         return rows if rows >= 0 else None
+
+
+def _has_parts(batch: Any) -> bool:
+    return any(isinstance(leaf, tf.distribute.DistributedValues) for leaf in keras.tree.flatten(batch))
+
+
+def _of_whole(split: Split) -> Any:
+    """The spec of a batch that was divided; of any number of rows if other workers' are not known."""
+    rows = None if split.sizes is None else int(tf.reduce_sum(split.sizes))
+
+    def one(leaf: Any) -> Any:
+        if rows is not None and isinstance(leaf, tf.TensorSpec) and leaf.shape.rank:
+            return tf.TensorSpec([rows, *leaf.shape[1:]], leaf.dtype)
+        return any_rows(leaf)
+
+    return map_leaves(one, batch_spec(without_optionals(split.parts[0])))

@@ -6,6 +6,7 @@ computes is not decided here, but in `steps.py`.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,9 @@ from dtrain.keras_engine.operation import inside_step, note_end_of_data, operati
 from dtrain.keras_engine.protocol import ReplicaLayout, communication_clock, waiting_clock
 from dtrain.keras_engine.runs import Run, RunResult, can_loop
 from dtrain.keras_engine.single_batches import SingleBatches
+from dtrain.keras_engine.step_plan import as_record, warn_of_much
 from dtrain.keras_engine.steps import Program
+from dtrain.partition.plan import Plan
 from dtrain.upstream import functions
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -239,6 +242,8 @@ class StepFunction:
             traced: the value of `_traced` when they began.
         """
         usual, self._began = self._began and self._traced == traced, True
+        if not usual and (plan := self._program.plan) is not None:
+            self._note_plan(plan, None if ran.examples is None else ran.examples // ran.steps)
         since = self._waited()
         events.emit(
             events.StepsEnd(
@@ -251,6 +256,17 @@ class StepFunction:
                 examples=ran.examples,
             )
         )
+
+    def _note_plan(self, plan: Plan, rows: int | None) -> None:
+        """Emits what a step communicates that was made for the first time.
+
+        Args:
+            plan: the plan.
+            rows: the rows of a global batch; None if they are not known.
+        """
+        if self._layout.first_replica == 0:
+            warn_of_much(plan, rows)
+        events.emit(events.StepDivided(self._training, functools.partial(as_record, plan, rows)))
 
     def _local(self) -> LocalState:
         """What the replicas hold by themselves in the `fit` that runs.

@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.partition.plan import Plan
 from dtrain.upstream import functions
 from dtrain.upstream import keras as upstream_keras
 
@@ -33,6 +34,11 @@ class Program(abc.ABC):
     def traced(self) -> int:
         """The number of functions that the program has traced by itself."""
         return 0
+
+    @property
+    def plan(self) -> Plan | None:
+        """What the replicas communicate in the step that was prepared last; None if no step is divided."""
+        return None
 
     @property
     def findings(self) -> dict[str, Any] | None:

@@ -30,6 +30,7 @@ from dtrain.training_rate import of_epoch
 
 _APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT
 _INTERVAL = 1.0  # seconds between two lines about steps
+_MOST_OF_A_STEP = 200  # communications of a step that a line lists, the largest ones
 
 
 class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
@@ -111,6 +112,12 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         step = self._steps_before + (event.place.get("epoch_step") or self._in_epoch)
         place = {"epoch": self._epoch, "step": step, **event.place}
         self._write("alarm", **place, alarm=event.alarm, value=event.value, text=event.text)
+
+    def _handle_step_divided(self, event: events.StepDivided) -> None:
+        if event.train and self._writes:
+            plan = event.describe()
+            largest = sorted(plan["communications"], key=lambda each: -(each["bytes"] or 0))
+            self._write("plan", **plan | {"communications": largest[:_MOST_OF_A_STEP]})
 
     def _handle_checkpoint_saved(self, event: events.CheckpointSaved) -> None:
         self._write("checkpoint", epoch=self._epoch, **event._asdict())

@@ -150,6 +150,47 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class PlannedCommunication:
+    """One value that the replicas made whole together in each step: a sum, or rows that they gathered.
+
+    `of` is the operation that computes it, `needed_by` the one that needs it whole, and `line` the user's
+    line. In a loop or branch (`nested`) it is made as often as the body runs.
+    """
+
+    kind: str
+    round: int | None
+    bytes: int | None
+    nested: bool
+    of: str
+    needed_by: str
+    line: str
+
+
+@dataclass(frozen=True)
+class GatheredOperation:
+    """An operation that each replica computes from all rows, and the bytes that are gathered for it."""
+
+    operation: str
+    name: str
+    line: str
+    bytes: int | None
+
+
+@dataclass(frozen=True)
+class CommunicationPlan:
+    """What the replicas communicated in each training step; `communications` are the largest ones."""
+
+    rows: int | None
+    rounds: int | None
+    sums: int | None
+    gathers: int | None
+    sum_bytes: int | None
+    gather_bytes: int | None
+    communications: tuple[PlannedCommunication, ...] = ()
+    gathered: tuple[GatheredOperation, ...] = ()
+
+
+@dataclass(frozen=True)
 class RunAttempt:
     """One attempt: one start of the program. `began` and `last` are the times of its first and last event.
 
@@ -181,6 +222,7 @@ class EventSummary:
         alarms: in the order of the events.
         checkpoints: in the order of the events.
         attempts: in order.
+        plan: what the replicas communicated in each step; None if no step was divided.
         end: the status with which the last attempt ended; "" if it wrote no `end` event.
         last: the Unix time of the last event; None without events.
     """
@@ -190,6 +232,7 @@ class EventSummary:
     alarms: tuple[RunAlarm, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
     attempts: tuple[RunAttempt, ...] = ()
+    plan: CommunicationPlan | None = None
     end: str = ""
     last: float | None = None
 

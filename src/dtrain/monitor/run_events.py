@@ -18,8 +18,11 @@ from dtrain.monitor.run_data import (
     RATE,
     Cause,
     Checkpoint,
+    CommunicationPlan,
     Epoch,
     EventSummary,
+    GatheredOperation,
+    PlannedCommunication,
     RunAlarm,
     RunAttempt,
     Steps,
@@ -54,6 +57,7 @@ def summarize_events(events: Sequence[Event]) -> EventSummary:
         ),
         checkpoints=tuple(_made(Checkpoint, event) for event in events if event["kind"] == "checkpoint"),
         attempts=attempts,
+        plan=next((_plan(event) for event in reversed(events) if event["kind"] == "plan"), None),
         end=attempts[-1].status,
         last=max(float(event["time"]) for event in events),
     )
@@ -120,6 +124,17 @@ def _epoch(number: int, event: Event) -> Epoch:
     )
 
 
+def _plan(event: Event) -> CommunicationPlan:
+    return _made(
+        CommunicationPlan,
+        event,
+        communications=tuple(
+            _made(PlannedCommunication, each) for each in _dictionaries(event.get("communications"))
+        ),
+        gathered=tuple(_made(GatheredOperation, each) for each in _dictionaries(event.get("gathered"))),
+    )
+
+
 def _steady(event: Event) -> Figures | None:
     """The figures of the epoch's steps in which no function was traced; None if the event lacks them."""
     steady = event.get("steady")
@@ -164,6 +179,7 @@ def _text(value: object) -> str:
 
 _BY_TYPE: Mapping[str, Callable[[object], Any]] = {
     "str": _text,
+    "bool": lambda value: value is True,
     "float": _number,
     "float | None": finite,
     "int | None": _count,

@@ -74,8 +74,7 @@ class LayoutConversion:
         if value.partial:
             if value.dtype == tf.bool:
                 raise ValueError("a sum of truth values")
-            known = {"mark": value.mark, "shape": value.shape}
-            return self._communicated(ALL_REDUCE, value, value.parts, known)
+            return self._communicated(ALL_REDUCE, value, value.parts, {"mark": value.mark})
         if value.listed:
             return (
                 value
@@ -84,9 +83,9 @@ class LayoutConversion:
             )
         if value.local:
             return self.whole(self._by_shares(value))
-        dim = value.division.dim
+        dim, rows = value.division.dim, value.division.rows
         parts = self.counted_rows(value.parts, dim)
-        return self._communicated(ALL_GATHER, value, parts, {"dim": dim, "rank": value.rank})
+        return self._communicated(ALL_GATHER, value, parts, {"dim": dim, "rows": rows})
 
     def _by_shares(self, value: Value) -> Value:
         """The mean of the replicas' own values, weighted by their rows of the batch, as a sum."""
@@ -103,7 +102,8 @@ class LayoutConversion:
     def _communicated(
         self, kind: str, value: Value, parts: Sequence[Ref], attributes: Mapping[str, Any]
     ) -> Value:
-        found = self.build.node(kind, parts, attributes, [value.dtype] * self.replicas.here)
+        known = {**attributes, "shape": value.shape, "made_by": value.tensor and value.tensor.origin.op}
+        found = self.build.node(kind, parts, known, [value.dtype] * self.replicas.here)
         return Value(found, REPLICATED, value.shape, tensor=value.tensor)
 
     def _on_each(self, value: Ref) -> tuple[Ref, ...]:

@@ -267,11 +267,13 @@ def _shaped(tensor: tf.Tensor, node: Node) -> tf.Tensor:
 
 
 def _rows_first(tensor: tf.Tensor, node: Node) -> tf.Tensor:
-    dim, rank = node.attributes["dim"], node.attributes["rank"]
-    return tf.transpose(tensor, [dim, *(each for each in range(rank) if each != dim)]) if dim else tensor
+    if not (dim := node.attributes["dim"]):
+        return tensor
+    return tf.transpose(tensor, [dim, *range(dim), *range(dim + 1, len(node.attributes["shape"]))])
 
 
 def _rows_back(tensor: tf.Tensor, node: Node) -> tf.Tensor:
-    dim, rank = node.attributes["dim"], node.attributes["rank"]
+    if not (dim := node.attributes["dim"]):
+        return tensor
     with tf.device(tensor.device):
-        return tf.transpose(tensor, [*range(1, dim + 1), 0, *range(dim + 1, rank)]) if dim else tensor
+        return tf.transpose(tensor, [*range(1, dim + 1), 0, *range(dim + 1, len(node.attributes["shape"]))])

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from dtrain.partition.traced import TracedOperation
+
 INPUT, ALL_REDUCE, ALL_GATHER, BRANCH, LOOP = "Input", "AllReduce", "AllGather", "Branch", "Loop"
 """Types of nodes that are no operations of TensorFlow."""
 COLLECTIVES = (ALL_REDUCE, ALL_GATHER)
@@ -35,7 +37,7 @@ class Node:
         device: the replica on whose device it runs, since all its inputs are there; None for the first.
         bodies: of control flow, the blocks of its functions.
         captured: what these read of the block that the node is in, beside the node's inputs.
-        source: the name of the traced operation for which it was made.
+        source: the traced operation for which it was made; None for the function's results.
     """
 
     type: str
@@ -50,7 +52,7 @@ class Node:
     device: int | None = None
     bodies: tuple[NodeBlock, ...] = ()
     captured: tuple[Ref, ...] = ()
-    source: str = ""
+    source: TracedOperation | None = None
 
     @property
     def level_after(self) -> int:
@@ -129,13 +131,13 @@ class Builder:
     Attributes:
         block: the block to which nodes are appended.
         control: by replica, the nodes that run before each new one.
-        source: the name of the traced operation for which nodes are made.
+        source: the traced operation for which nodes are made; None for the function's results.
     """
 
     def __init__(self, block: NodeBlock, replicas: int) -> None:
         self.block = block
         self.control: list[tuple[Node, ...]] = [()] * replicas
-        self.source = ""
+        self.source: TracedOperation | None = None
 
     def node(
         self,

@@ -12,8 +12,9 @@ from dtrain.partition.communication import Collectives
 from dtrain.partition.conversion import BATCH
 from dtrain.partition.emission import Emission
 from dtrain.partition.layouts import REPLICATED, Layout, RowCount, Sharded
-from dtrain.partition.nodes import COLLECTIVES, NodeBlock
+from dtrain.partition.nodes import NodeBlock
 from dtrain.partition.partitioner import Partitioner
+from dtrain.partition.plan import plan_of
 from dtrain.partition.replicas import Replicas
 from dtrain.partition.traced import TracedOperation, read_graph, static_shape
 from dtrain.partition.values import Value
@@ -41,8 +42,7 @@ class Partitioned:
 
     Attributes:
         block: what the replicas of this process compute.
-        rounds: how often they communicate, one call after another.
-        gathered: how often an operation of a type needed divided inputs whole, by type.
+        plan: what they communicate.
 
     Raises:
         StepError: an operation cannot be divided, and not be run whole either.
@@ -97,16 +97,7 @@ class Partitioned:
             )
         outputs = [step.whole(value) for value in step.run(traced, inputs)]
         self.block.outputs = [value.parts[0] for value in outputs]
-        self.gathered = step.gathered
-
-    @property
-    def rounds(self) -> int:
-        """The calls of collectives that wait for each other."""
-        return max((ref.level for ref in self.block.outputs), default=0)
-
-    def collectives(self) -> list[tuple[str, str, int]]:
-        """The kind, the traced operation and the round of each collective outside of loops and branches."""
-        return [(node.type, node.source, node.level) for node in self.block.nodes if node.type in COLLECTIVES]
+        self.plan = plan_of(self.block, step.gathered)
 
     def __call__(
         self,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -74,17 +73,18 @@ class Partitioner(LayoutConversion):
     Attributes:
         replicas: as given.
         build: appends nodes.
-        gathered: how often an operation of a type got divided inputs whole, by type.
+        gathered: the operations that no rule divides, and that got divided inputs whole.
     """
 
     def __init__(self, replicas: Replicas, functions: Callable[[TracedOperation, str], Any]) -> None:
         super().__init__(replicas)
         self.block = self.build.block
-        self.gathered: Counter[str] = Counter()
+        self.gathered: list[TracedOperation] = []
         self._functions = functions
         self._after: dict[TracedOperation, list[tuple[Node, ...]]] = {}
         self._traced: dict[str, TracedGraph] = {}
         self._alone = False
+        self._in_parts: set[TracedTensor] = set()  # the handles of variables that are in parts
 
     @property
     def nested(self) -> bool:
@@ -108,8 +108,10 @@ class Partitioner(LayoutConversion):
             known[tensor] = dataclasses.replace(
                 value, tensor=tensor, whole={}, shape=_narrower(value.shape, tensor)
             )
+            if value.in_parts:
+                self._in_parts.add(tensor)
         given = {tensor.op for tensor in graph.inputs}
-        outer = self.build.control
+        outer, source = self.build.control, self.build.source
         for op in graph.operations:
             if op in given:
                 continue
@@ -122,7 +124,7 @@ class Partitioner(LayoutConversion):
                 for place in range(self.replicas.here)
             ]
             self.build.control = [(*a, *b) for a, b in zip(outer, before, strict=True)]
-            self.build.source = op.name
+            self.build.source = op
             start = len(self.build.block.nodes)
             values = [known[tensor] for tensor in op.inputs]
             try:
@@ -140,7 +142,7 @@ class Partitioner(LayoutConversion):
                 known[tensor] = dataclasses.replace(
                     value, tensor=tensor, whole=value.whole, shape=_narrower(value.shape, tensor)
                 )
-        self.build.control = outer
+        self.build.control, self.build.source = outer, source
         return [known[tensor] for tensor in graph.outputs]
 
     def _last_nodes(self, start: int, before: list[tuple[Node, ...]]) -> list[tuple[Node, ...]]:
@@ -186,6 +188,13 @@ class Partitioner(LayoutConversion):
         made = self.build.block in value.whole or (value.mark is not None and not keeps_mark(op))
         return self.whole(value) if value.partial and made else value
 
+    def adds_to_parts(self, op: TracedOperation) -> bool:
+        """Whether variables of which each replica holds a part are all that gets an operation's result."""
+        readers = op.outputs[0].consumers
+        return bool(readers) and all(
+            each.type == "AssignVariableOp" and each.inputs[0] in self._in_parts for each in readers
+        )
+
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Within it, each replica computes what depends on its own rows by itself."""
@@ -206,7 +215,7 @@ class Partitioner(LayoutConversion):
         if any(value.in_parts for value in inputs) and op.type not in _OF_VARIABLES_IN_PARTS:
             raise ValueError("it changes a variable of which each replica holds a part, such as a metric's")
         if any(value.sharded for value in inputs):
-            self.gathered[op.type] += 1
+            self.gathered.append(op)
         given = [self.whole(value) for value in inputs]
         if op.stateful and op.type != "Assert" and all(value.dtype != tf.resource for value in inputs):
             return self._once(op, given)
@@ -314,7 +323,7 @@ class Partitioner(LayoutConversion):
     def tried(self, make: Callable[[NodeBlock], list[Value]]) -> list[Value]:
         """What `make` returns when its nodes go to a block that is thrown away: only layouts count."""
         gathered, after = self.gathered, dict(self._after)
-        self.gathered = Counter()
+        self.gathered = []
         found: list[Value] = []
 
         def keep(block: NodeBlock) -> list[Ref]:

@@ -36,6 +36,14 @@ class TracedTensor:
     traced_shape: Shape
     consumers: list[TracedOperation] = dataclasses.field(default_factory=list)
 
+    @property
+    def origin(self) -> TracedTensor:
+        """The tensor of which this one is a copy; itself if it is none."""
+        found = self
+        while found.op.type in ("Identity", "IdentityN"):
+            found = found.op.inputs[found.index]
+        return found
+
 
 @dataclasses.dataclass(eq=False, slots=True)
 class TracedOperation:
@@ -75,6 +83,11 @@ class TracedOperation:
     def control_flow(self) -> bool:
         """Whether it calls functions."""
         return any(each.WhichOneof("value") == "func" or each.list.func for each in self.node.attr.values())
+
+    @property
+    def frames(self) -> Sequence[Any]:
+        """The stack of the Python code that made it, the innermost frame last; empty if it is not known."""
+        return self.graph.get_operation_by_name(self.name).traceback or ()
 
     def attribute(self, name: str) -> Any:
         """The value of an attribute: a number, a text, a type, or a list of these."""

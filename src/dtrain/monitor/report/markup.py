@@ -56,6 +56,12 @@ def _all_of(runs: Sequence[RunData], name: str, fewest: int = 1) -> list[tuple[i
     return [(place, item) for place, items in found if len(items) >= fewest for item in items]
 
 
+def _communicated(runs: Sequence[RunData]) -> list[tuple[int, Any]]:
+    """What replicas communicate in a step of each run, after the number of the run."""
+    plans = [(place, run.plan) for place, run in enumerate(runs)]
+    return [(place, each) for place, plan in plans if plan is not None for each in plan.communications]
+
+
 _pages = Environment(
     loader=FunctionLoader(_tight),
     autoescape=True,
@@ -78,6 +84,7 @@ _pages.filters |= {
     "numbers": lambda headings: [(heading, "number") for heading in headings],
     "numbered": lambda items: list(enumerate(items)),
     "all_of": _all_of,
+    "communicated": _communicated,
     "thin": thin_list,
     "ordered": ordered,
     "part_class": part_class,

@@ -54,6 +54,7 @@ def render(
         ("speed", "Speed", speed.html),
         ("time", "Where the time went", time),
         ("workers", "Workers", worker_section(runs, names)),
+        ("plan", "Communication of a step", tables.plans(runs, names)),
         ("alarms", "Alarms", tables.alarms(runs, names)),
         ("checkpoints", "Checkpoints", tables.checkpoints(runs, names)),
         ("attempts", "Attempts", tables.attempts(runs, names)),

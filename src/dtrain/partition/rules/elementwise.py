@@ -292,10 +292,12 @@ def _of_sums(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> lis
     """Operations that are linear in sums that are not yet made."""
     sums = [value for value in inputs if value.partial]
     others = [value for value in inputs if not value.partial]
-    if op.type in _SUMS and not others and len({value.level for value in sums}) == 1:
+    alike = op.type in _SUMS and not others and not step.adds_to_parts(op)
+    if alike and len({value.level for value in sums}) == 1:
         return step.each(op, inputs, PARTIAL) if all(stays_partial(each, inputs) for each in sums) else None
-    if op.type in _SUMS and step.nested and all(value.replicated for value in others):
-        # A running total of a loop: it stays partial until the loop ends.
+    running = op.type in _SUMS and (step.nested or step.adds_to_parts(op))
+    if running and all(value.replicated for value in others):
+        # A running total: it stays partial until the loop ends, or something reads the variable.
         return step.each(op, [step.as_partial(value) for value in inputs], PARTIAL)
     scaled = op.type == "Mul" or (op.type in ("RealDiv", "DivNoNan") and inputs[0].partial)
     if scaled and len(sums) == 1 and others[0].replicated and op.outputs[0].dtype.is_floating:

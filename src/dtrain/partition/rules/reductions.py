@@ -91,11 +91,10 @@ def _combined(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> li
     """Reduces each replica's rows, gathers the results, and reduces these."""
     (own,) = step.each(op, inputs, PARTIAL)
     build = step.build
-    rank = own.rank
+    shape = None if own.shape is None else (step.replicas.world, *own.shape)
     rows = step.counted_rows([build.expand(part, 0) for part in own.parts])
-    (gathered,) = build.node(
-        ALL_GATHER, rows, {"dim": 0, "rank": None if rank is None else rank + 1}, [own.dtype]
-    )
+    known = {"dim": 0, "rows": None, "shape": shape, "made_by": op}
+    (gathered,) = build.node(ALL_GATHER, rows, known, [own.dtype])
     types = {} if op.type in ("All", "Any") else {"T": own.dtype}
     found = build.op(
         op.type, [gathered, build.constant(0, tf.int32)], Tidx=tf.int32, keep_dims=False, **types
@@ -123,6 +122,18 @@ def _bias_gradient(step: Partitioner, op: TracedOperation, inputs: list[Value]) 
 def _segment_sum(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     data, ids, number = inputs
     if data.sharded is None or data.layout != ids.layout or not number.replicated:
+        return None
+    return step.each(op, inputs, PARTIAL)
+
+
+@rule("ScatterNd")
+def _scattered(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    """Each replica adds its rows to zeros."""
+    indices, updates, shape = inputs
+    lead = indices.sharded
+    alike = lead is not None and lead.dim == 0 and indices.layout == updates.layout and shape.replicated
+    number = op.outputs[0].dtype.is_floating or op.outputs[0].dtype.is_integer
+    if not (alike and number):
         return None
     return step.each(op, inputs, PARTIAL)
 

@@ -1,0 +1,132 @@
+"""`dtrain explain`: shows what the replicas of a script's training step communicate, and which lines need it.
+
+It prints what `diagnosis/script_job.py` has found, as text or as JSON, and finds nothing itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from dtrain.errors import ConfigurationError
+from dtrain.option_fields import positive_integer, seconds
+from dtrain.paths import check_script
+from dtrain.plain_text import cleaned
+from dtrain.text_table import lines_of
+from dtrain.words import counted
+
+HELP = "show what the replicas of a script's training step communicate, and which lines need it"
+
+_TIME_LIMIT, _WORKERS = 300.0, 2
+_LONGEST = 300  # characters of a cell
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `dtrain explain`."""
+    parser.usage = (
+        "dtrain explain [--workers N] [--devices-per-worker N] [--time-limit SECONDS] [--json]\n"
+        "                      script.py [args ...]"
+    )
+    parser.add_argument(
+        "--workers", type=positive_integer, metavar="N", help=f"number of worker processes ({_WORKERS})"
+    )
+    parser.add_argument(
+        "--devices-per-worker",
+        type=positive_integer,
+        metavar="N",
+        help="logical devices of each worker; a script for one process needs --workers 1 and several of them",
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=seconds,
+        metavar="SECONDS",
+        help=f"seconds after which the script is ended ({_TIME_LIMIT:g})",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument(
+        "-m", dest="is_module", action="store_true", help="the script is the name of a module"
+    )
+    parser.add_argument("script", help="the Python script, or with -m the module")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the plan of the first `fit`'s step; return 1 if the script fails, else 0.
+
+    Raises:
+        ConfigurationError: the script does not exist, or its step is not divided.
+    """
+    from dtrain.diagnosis.script_job import run_first_steps
+
+    if not args.is_module:
+        check_script(args.script)
+    found = run_first_steps(
+        [*(["-m"] if args.is_module else []), args.script, *args.args],
+        workers=args.workers or _WORKERS,
+        limit=args.time_limit or _TIME_LIMIT,
+        shown=sys.stderr,
+        devices_per_worker=args.devices_per_worker,
+    )
+    if found.failed:
+        for check, finding in found.findings:
+            print(f"{finding.status:<4}  {check}: {cleaned(finding.found, _LONGEST)}.", file=sys.stderr)
+        return 1
+    first = found.reports[0]
+    under = f"{first['strategy']}, {counted(first['replicas'], 'replica')}"
+    if "plan" not in first:
+        raise ConfigurationError(
+            f"The step is not divided: it runs under {under}.",
+            hint="give --workers 2 to a script for several processes, and --workers 1 --devices-per-worker 2 "
+            "to one for the devices of a process; local SGD and parameter servers divide no step",
+        )
+    plan = first["plan"]
+    if args.json:
+        print(json.dumps({"strategy": first["strategy"], "replicas": first["replicas"], **plan}, indent=2))
+    else:
+        print("\n".join(as_text(plan, under)))
+    return 0
+
+
+def as_text(plan: dict[str, Any], under: str) -> list[str]:
+    """The lines that show a plan.
+
+    Args:
+        plan: the plan (`keras_engine.step_plan.as_record`).
+        under: the strategy, and its replicas.
+    """
+    rows = "" if plan["rows"] is None else f", a batch of {counted(plan['rows'], 'row')}"
+    lines = [f"The training step under {under}{rows}:"]
+    for kind in ("sum", "gather"):
+        lines.append(f"  {counted(plan[f'{kind}s'], kind)} of {plan[f'{kind}_bytes']:,} bytes in all")
+    lines.append(f"  {counted(plan['rounds'], 'round')} of communication, one after another")
+    if plan["communications"]:
+        lines += ["", *_table(plan["communications"])]
+    if plan["gathered"]:
+        lines += ["", "Operations that no rule divides; each replica computes them from all rows:"]
+        lines += [
+            f"  {each['operation']} ({cleaned(each['name'], _LONGEST)}, {cleaned(each['line'], _LONGEST)}): "
+            f"{_bytes(each['bytes'])} bytes gathered"
+            for each in plan["gathered"]
+        ]
+    return lines
+
+
+def _table(communications: list[dict[str, Any]]) -> list[str]:
+    rows = [
+        [
+            str(each["round"]),
+            each["kind"] + (" in a loop or branch" if each["nested"] else ""),
+            _bytes(each["bytes"]),
+            cleaned(each["of"], _LONGEST),
+            cleaned(each["needed_by"], _LONGEST),
+            cleaned(each["line"], _LONGEST),
+        ]
+        for each in communications
+    ]
+    return lines_of(["round", "kind", "bytes", "of", "needed by", "line"], rows, width=0, right=(0, 2))
+
+
+def _bytes(number: int | None) -> str:
+    return "unknown" if number is None else f"{number:,}"

@@ -1,0 +1,85 @@
+"""What a divided step communicates, in words: for `dtrain explain`, the report, and a warning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dtrain.log import logger
+from dtrain.partition.plan import KINDS, Plan, PlannedCollective
+from dtrain.partition.traced import TracedOperation
+from dtrain.user_lines import line_of_keras, line_of_user
+
+MUCH = 1_000_000
+"""Bytes that one operation may gather in a step before a warning names it."""
+
+_warned: set[tuple[str, str]] = set()
+
+
+def as_record(plan: Plan, rows: int | None) -> dict[str, Any]:
+    """The plan of a step as plain data.
+
+    Args:
+        plan: the plan.
+        rows: the rows of a global batch; None if they are not known.
+
+    Returns:
+        `rows` and `rounds`; the numbers `sums` and `gathers`, and `sum_bytes` and `gather_bytes` of those
+        whose size is known; `communications`, each with `kind` ("sum" or "gather"), `round`, `bytes` (None
+        if unknown), `nested` (in a loop or branch), `of` (the operation that computes the value),
+        `needed_by` and `line` (of the user's code, and of Keras'); `gathered`, the operations that no rule
+        divides, each with `operation`, `name`, `line` and `bytes`.
+    """
+    return {
+        "rows": rows,
+        "rounds": plan.rounds,
+        **{f"{kind}s": sum(each.kind == kind for each in plan.communications) for kind in KINDS},
+        **{f"{kind}_bytes": plan.bytes(kind, rows) for kind in KINDS},
+        "communications": [_communication(each, rows) for each in plan.communications],
+        "gathered": [_gathered(plan, op, rows) for op in plan.gathered],
+    }
+
+
+def warn_of_much(plan: Plan, rows: int | None) -> None:
+    """Warns, once for a line, of each operation that makes replicas gather more than `MUCH` bytes a step."""
+    for op in plan.gathered:
+        found = _gathered(plan, op, rows)
+        key = found["operation"], found["line"] or found["name"]
+        if (found["bytes"] or 0) <= MUCH or key in _warned:
+            continue
+        _warned.add(key)
+        logger.warning(
+            "%s (%s) is computed on every replica from the rows of all replicas, since no rule divides it: "
+            "%.1f MB are gathered for it in each step. The numbers are one device's; it costs time.",
+            found["operation"],
+            ", ".join(filter(None, (found["name"], found["line"]))),
+            found["bytes"] / 1e6,
+        )
+
+
+def _communication(each: PlannedCollective, rows: int | None) -> dict[str, Any]:
+    return {
+        "kind": each.kind,
+        "round": each.round,
+        "bytes": each.bytes(rows),
+        "nested": each.nested,
+        "of": "" if each.made_by is None else each.made_by.name,
+        "needed_by": "the step's results" if each.needed_by is None else each.needed_by.name,
+        "line": _line(each.needed_by) or _line(each.made_by),
+    }
+
+
+def _gathered(plan: Plan, op: TracedOperation, rows: int | None) -> dict[str, Any]:
+    found = [each.bytes(rows) for each in plan.gathered_for(op)]
+    known = [each for each in found if each is not None]
+    return {
+        "operation": op.type,
+        "name": op.name,
+        "line": _line(op),
+        "bytes": sum(known) if len(known) == len(found) else None,
+    }
+
+
+def _line(op: TracedOperation | None) -> str:
+    """The line of the user's code that made an operation, and of Keras' below it; "" if neither is known."""
+    frames = [] if op is None else list(op.frames)
+    return ", ".join(filter(None, (line_of_user(frames), line_of_keras(frames))))

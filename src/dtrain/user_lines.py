@@ -1,0 +1,50 @@
+"""Finds the lines of the user's own code, and those of Keras' layers, in stacks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+_NO_PARTS = tuple(f"src/{each}/" for each in ("backend", "utils", "ops", "trainers"))
+
+
+def line_of_user(frames: Iterable[Any]) -> str:
+    """The innermost line of the user's own code, as `file.py:12`; "" if there is none.
+
+    Args:
+        frames: frames of a stack, the innermost last, with `filename` and `lineno`.
+    """
+    others = _others()
+    for frame in reversed(list(frames)):
+        if not frame.filename.startswith(others):
+            path = Path(frame.filename)
+            return f"{os.path.relpath(path) if path.is_relative_to(Path.cwd()) else path}:{frame.lineno}"
+    return ""
+
+
+def line_of_keras(frames: Iterable[Any]) -> str:
+    """The innermost line of Keras' layers, losses, metrics or optimizers; "" if it calls the user's code."""
+    folder, others = _folder("keras"), _others()
+    for frame in reversed(list(frames)):
+        if not frame.filename.startswith(others):
+            return ""
+        name = frame.filename.removeprefix(folder)
+        if folder and name != frame.filename and not name.startswith(_NO_PARTS):
+            return f"keras/{name}:{frame.lineno}"
+    return ""
+
+
+def _others() -> tuple[str, ...]:
+    """The prefixes of the paths of files that are not the user's."""
+    folders = map(_folder, ("dtrain", "keras", "tensorflow"))
+    return ("<", sysconfig.get_paths()["stdlib"], *filter(None, folders))
+
+
+def _folder(package: str) -> str:
+    """The folder of an imported package, with a separator at its end; "" if it is not imported."""
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return f"{Path(file).parent}{os.sep}" if file else ""
