@@ -23,11 +23,11 @@ from types import TracebackType
 from typing import Any
 
 from dtrain.clock import REAL, Clock
-from dtrain.cluster.sockets import answers_at, this_process_listens_on
+from dtrain.cluster.sockets import answers_at, this_process_serves_at
 from dtrain.errors import ClusterConfigError
 from dtrain.log import logger
 from dtrain.plain_text import cleaned
-from dtrain.topology import Task, Topology, split_address
+from dtrain.topology import Task, Topology
 from dtrain.upstream import processes
 
 CHIEF = Task("chief", 0)
@@ -199,7 +199,7 @@ def finish(topology: Topology, *, failed: bool, reason: str = "", clock: Clock =
 
 def _warn_of_stock_servers(topology: Topology, stock: list[Task]) -> None:
     """Warn about TensorFlow's own servers, which do not end with the chief, unless this process runs them."""
-    left = [t for t in stock if not this_process_listens_on(split_address(topology.address_of(t))[1])]
+    left = [task for task in stock if not this_process_serves_at(topology.address_of(task))]
     if left:
         logger.warning(
             "%s run TensorFlow's own server (tf.distribute.Server), which does not learn that the program "
@@ -315,6 +315,10 @@ def _call(task: Task, text: str) -> dict[str, Any]:
     if address is not None and not answers_at(address):
         # TensorFlow would wait for the server without a time limit.
         raise ConnectionError(f"nothing answers at {address}")
+    if address is not None and this_process_serves_at(address):
+        # The program has started TensorFlow's own server here. It would answer a request, that it cannot, only
+        # when it gets Python's global lock; `set_random_seed` waits for all requests, and holds it meanwhile.
+        raise StockServerError
     try:
         # TensorFlow holds Python's global lock while it copies a constant to another process's device, or a
         # value from it, so a hung server would block this whole process. Operations that fetch their inputs

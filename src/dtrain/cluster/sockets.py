@@ -213,6 +213,17 @@ def this_process_listens_on(port: int) -> bool:
     return listens(os.getpid(), [port])
 
 
+def this_process_serves_at(address: str) -> bool:
+    """Whether `host:port` is an address of this machine at which this process listens."""
+    host, port = split_address(address)
+    with contextlib.suppress(OSError):
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][4][0]
+        source = ipaddress.ip_address(source_towards(host, port))
+        if source.is_loopback or str(source) == found:
+            return this_process_listens_on(port)
+    return False
+
+
 def listens(pid: int, ports: Collection[int]) -> bool:
     """Whether a process listens on one of these TCP ports; False if the system does not tell."""
     import psutil  # imported late, so that `dtrain --help` stays fast
