@@ -316,8 +316,8 @@ def _call(task: Task, text: str) -> dict[str, Any]:
         # TensorFlow would wait for the server without a time limit.
         raise ConnectionError(f"nothing answers at {address}")
     if address is not None and this_process_serves_at(address):
-        # The program has started TensorFlow's own server here. It would answer a request, that it cannot, only
-        # when it gets Python's global lock; `set_random_seed` waits for all requests, and holds it meanwhile.
+        # TensorFlow's own server runs in this process. Its answer needs Python's global lock, which
+        # `set_random_seed` holds while it waits for all requests.
         raise StockServerError
     try:
         # TensorFlow holds Python's global lock while it copies a constant to another process's device, or a
