@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import dtrain
+import dtrain.checkpoint
 from dtrain.errors import ReplicaMismatchError
 from dtrain.keras_engine import copies
 
@@ -62,3 +64,19 @@ def test_last_bits_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     copy.assign(copy + 1.0)
     with pytest.raises(ReplicaMismatchError, match="Now, the copies"):
         dtrain.compare_copies(model)
+
+
+def test_a_loop_compares_them_when_it_saves(tmp_path: Path) -> None:
+    strategy = dtrain.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name="last")])
+        model.compile("sgd", "mse")
+        model.optimizer.build(model.trainable_variables)
+    saved = dtrain.checkpoint.Checkpoints(tmp_path / "backup", model)
+    saved.save(1)
+    copy = model.get_layer("last").kernel.value.values[1]
+    copy.assign(copy + 1.0)
+    with pytest.raises(ReplicaMismatchError, match="After step 2, the copies"):
+        saved.save(2)
+    assert saved.restore() == {"step": 1}
+    saved.close()

@@ -43,9 +43,17 @@ def part(*shape: Any) -> Input:
 
 # Of the table's types, those for which a number in 0..1 is no input: they have cases of their own.
 _INTEGERS = ["BitwiseAnd", "BitwiseOr", "BitwiseXor", "LeftShift", "RightShift", "TruncateDiv", "TruncateMod"]
-_OF_TEXT = ["AsString", "StringLower", "StringToHashBucketFast"]
+_OF_TEXT = ["AsString", "StaticRegexReplace", *(name for name in UNARY if name.startswith("String"))]
 _OF_TRUTH = ["LogicalAnd", "LogicalNot", "LogicalOr"]
-_WITH_ARGUMENTS = ["ApproximateEqual", "Betainc", "CheckNumerics", "ClipByValue", "Complex", "Invert"]
+_WITH_ARGUMENTS = [
+    "ApproximateEqual",
+    "Betainc",
+    "Bucketize",
+    "CheckNumerics",
+    "ClipByValue",
+    "Complex",
+    "Invert",
+]
 _OTHERS = {*_INTEGERS, *_OF_TEXT, *_OF_TRUTH, *_WITH_ARGUMENTS}
 _LINEAR = ["Identity", "Neg", "OnesLike", "PreventGradient", "Snapshot", "StopGradient", "ZerosLike"]
 _UNARY = [name for name in UNARY if name not in _OTHERS]
@@ -115,9 +123,18 @@ case(
         raw.AsString(input=a),
         raw.StringLower(input=raw.AsString(input=a)),
         raw.StringToHashBucketFast(input=raw.AsString(input=a), num_buckets=7),
+        raw.StaticRegexReplace(input=raw.AsString(input=a), pattern="0", rewrite=" x"),
+        raw.StringStrip(input=raw.StringUpper(input=raw.AsString(input=a, fill=" ", width=12))),
+        raw.StringLength(input=raw.AsString(input=a)),
+        raw.StringToNumber(string_tensor=raw.AsString(input=a)),
+        raw.Bucketize(input=a, boundaries=[0.2, 0.7]),
     ],
     x("B", 2),
 )
+_table = tf.lookup.StaticHashTable(
+    tf.lookup.KeyValueTensorInitializer(tf.range(3), tf.constant([5.0, 7.0, 9.0])), -1.0
+)
+case("LookupTableFindV2", lambda a: _table.lookup(a), x("B", 2, dtype="int32"))
 case("IdentityN", lambda a, b: tf.identity_n([a, b]), x("B", 2), part(3))
 case("BiasAdd", lambda a, b: tf.nn.bias_add(a, b), x("B", 4, 2), whole(2))
 case("BiasAdd of columns", lambda a, b: tf.nn.bias_add(a, b), x("B", 4, 2, layout=COLUMNS), whole(2))
@@ -159,6 +176,14 @@ case(
 case("cumulative over rows", lambda a: [tf.cumsum(a, 0), tf.reverse(a, [0])], x("B", 3))
 case(
     "UnsortedSegmentSum", lambda a, b: tf.math.unsorted_segment_sum(a, b, 4), x("B", 3), x("B", dtype="int32")
+)
+case(
+    "UnsortedSegmentSum of columns",
+    lambda a: [
+        tf.math.unsorted_segment_sum(tf.transpose(a, [1, 2, 0]), tf.constant([[0, 1], [1, 1], [3, 0]]), 4),
+        tf.math.unsorted_segment_sum(tf.transpose(a, [1, 0, 2]), tf.constant([0, 2, 0]), 4),
+    ],
+    x("B", 3, 2),
 )
 
 case(
@@ -395,6 +420,41 @@ def _matrices(a: Any) -> Any:
 
 
 case("matrices", _matrices, x("B", 3, 3))
+case(
+    "solutions",
+    lambda a, b: [
+        tf.linalg.solve(a + 3.0 * tf.eye(3), b),
+        tf.linalg.triangular_solve(a + 3.0 * tf.eye(3), b),
+        tf.linalg.solve(tf.ones_like(a) + tf.eye(3), b),
+    ],
+    x("B", 3, 3),
+    x("B", 3, 2),
+)
+case("colours", lambda a: [tf.image.rgb_to_hsv(a), tf.image.hsv_to_rgb(a)], x("B", 2, 3))
+
+
+def _projected(images: Any, transforms: Any) -> Any:
+    def moved(by: Any) -> Any:
+        return raw.ImageProjectiveTransformV3(
+            images=images, transforms=by, output_shape=[4, 3], fill_value=0.5, interpolation="BILINEAR"
+        )
+
+    return [moved(transforms), moved(tf.constant([[1.0, 0.1, 0.5, 0.0, 1.0, 0.2, 0.0, 0.0]]))]
+
+
+case("ImageProjectiveTransformV3", _projected, x("B", 4, 4, 2), x("B", 8))
+case(
+    "DenseBincount",
+    lambda a, b: [
+        raw.DenseBincount(input=a, size=4, weights=tf.constant([], tf.float32)),
+        raw.DenseBincount(input=a, size=4, weights=tf.constant([], tf.float32), binary_output=True),
+        raw.DenseBincount(input=a, size=4, weights=b),
+        raw.DenseBincount(input=a[:, 0], size=4, weights=b[:, 0]),
+        raw.DenseBincount(input=a[:, 0], size=4, weights=tf.constant([], tf.float32), binary_output=True),
+    ],
+    x("B", 3, dtype="int32"),
+    x("B", 3),
+)
 
 
 def _spectra(a: Any) -> Any:
@@ -603,6 +663,33 @@ case(
 case(
     "DynamicStitch",
     lambda a: tf.dynamic_stitch([[0], [1, 2]], [tf.shape(a)[:1], tf.shape(a)[1:]]),
+    x("B", 3, 2),
+)
+
+
+def _gradients_of_repeats(a: Any) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(a)
+        rows = [
+            tf.tile(a, [1, 3, 1]),
+            tf.repeat(a, 2, axis=2),
+            tf.tile(a, [2, 1, 1]),
+            tf.signal.frame(a, 2, 1, axis=1),
+        ]
+        loss = sum(tf.reduce_sum(tf.sin(each)) for each in rows)
+    shapes = tf.stack([tf.shape(a), tf.shape(a) * 2])
+    return [*rows, tape.gradient(loss, a), shapes, tf.transpose(shapes)]
+
+
+case("gradients of repeats", _gradients_of_repeats, x("B", 3, 2))
+case(
+    "parts of shapes",
+    lambda a: [
+        tf.zeros(tf.concat(tf.split(tf.shape(a), [1, 2]), 0)) + a,
+        tf.broadcast_to(a, tf.broadcast_dynamic_shape(tf.shape(a), tf.constant([3, 1]))),
+        a[0 : tf.shape(a)[0], 1:],
+        tf.size(tf.shape(a)),
+    ],
     x("B", 3, 2),
 )
 

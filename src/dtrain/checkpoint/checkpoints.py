@@ -16,6 +16,7 @@ from dtrain.checkpoint.storages import storage_of
 from dtrain.checkpoint.store import check_keep
 from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.errors import ConfigurationError
+from dtrain.keras_engine.copies import check_copies
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
 from dtrain.log import logger
@@ -74,6 +75,7 @@ class Checkpoints:
                 )
         check_keep(keep)
         folder = checked_path("folder", folder)
+        self._model = model
         self._layout = layout_of(upstream_keras.strategy_of(model)) or ReplicaLayout()
         self._folder = CheckpointFolder(
             storage_of(folder).absolute(folder),
@@ -107,6 +109,8 @@ class Checkpoints:
     def save(self, step: int, **values: Any) -> None:
         """Starts to write a checkpoint, after the previous one is written; every worker must call it.
 
+        Before, the replicas' copies of the weights are compared, since a checkpoint holds one of them.
+
         Args:
             step: how many steps are done.
             **values: numbers, text, NumPy arrays, and containers of them. `restore` returns them to this
@@ -114,6 +118,7 @@ class Checkpoints:
 
         Raises:
             ConfigurationError: a value is of another kind, or is called `step`.
+            ReplicaMismatchError: the replicas' copies of the weights differ. Nothing is written.
         """
         for name, value in values.items():
             if not is_plain(value) or name == "step":
@@ -122,6 +127,8 @@ class Checkpoints:
                     hint="Only numbers, text, NumPy arrays, and lists, tuples, sets and dictionaries of "
                     "them can be saved.",
                 )
+        if not self._layout.average_every:
+            check_copies(self._model, self._layout, f"After step {step}")
         self.wait()
         self._folder.save(step, {"values": values})
 

@@ -128,7 +128,8 @@ def _bytes(value: np.ndarray) -> memoryview:
 def compare_copies(model: Any) -> None:
     """Checks that all replicas hold the same weights; `fit` does it after each epoch.
 
-    A loop of one's own calls it where it likes to. Every worker must call it. Copies that differ in their
+    In a loop of one's own, `dtrain.checkpoint.Checkpoints` does it at each save, and the loop may call it
+    where it likes to. Every worker must call it. Copies that differ in their
     last bits are warned of, once.
 
     Args:
@@ -146,10 +147,24 @@ def compare_copies(model: Any) -> None:
         ```
     """
     layout = layout_of(model.distribute_strategy)
-    if layout is None or layout.replicas == 1:
-        return
-    copies = Copies(model, layout)
-    copies.compare(exchange(layout, copies.digests(), what="the copies of the weights"), "Now")
+    if layout is not None:
+        check_copies(model, layout, "Now")
+
+
+def check_copies(model: Any, layout: ReplicaLayout, when: str) -> None:
+    """Compares the copies of a model's weights; all workers must call it.
+
+    Args:
+        model: a built model.
+        layout: the layout of its strategy.
+        when: when this is, as the beginning of a sentence.
+
+    Raises:
+        ReplicaMismatchError: copies differ by more than 1e-5 of a weight's largest value.
+    """
+    if layout.replicas > 1:
+        copies = Copies(model, layout)
+        copies.compare(exchange(layout, copies.digests(), what="the copies of the weights"), when)
 
 
 class CopiesAfterEpochs(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
@@ -167,5 +182,4 @@ class CopiesAfterEpochs(Stateless, keras.callbacks.Callback):  # type: ignore[mi
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Compares them."""
-        copies = Copies(self.model, self._layout)
-        copies.compare([copies.digests()], f"After epoch {epoch + 1}")
+        check_copies(self.model, self._layout, f"After epoch {epoch + 1}")

@@ -139,12 +139,15 @@ class LayoutConversion:
     def _made_whole_sizes(self, value: Value) -> Value:
         build = self.build
         found = []
+        own = value.parts[0] if (value.rank or 0) <= 1 else build.reshape(value.parts[0], (-1,))
         for index, each in enumerate(value.entries or ()):
             if isinstance(each, RowCount):
                 found.append(build.cast(build.times(self.group(each).total, each.factor), value.dtype))
             else:
-                found.append(build.entry(value.parts[0], index))
+                found.append(build.entry(own, index))
         part = found[0] if value.rank == 0 else build.stack(found)
+        if (value.rank or 0) > 1:
+            part = build.reshape(part, value.sizes)
         return Value((part,) * self.replicas.here, REPLICATED, value.shape, tensor=value.tensor)
 
     def as_partial(self, value: Value) -> Value:

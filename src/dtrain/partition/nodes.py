@@ -244,6 +244,11 @@ class Builder:
             shrink_axis_mask=0,
         )
 
+    def reshape(self, value: Ref, sizes: Sequence[int | None]) -> Ref:
+        """A value with other sizes, of which one may be -1."""
+        target = self.constant(list(sizes), tf.int32)
+        return self.op("Reshape", [value, target], T=value.dtype, Tshape=tf.int32)
+
     def expand(self, value: Ref, dim: int) -> Ref:
         """Inserts a dimension of one entry."""
         return self.op("ExpandDims", [value, self.constant(dim, tf.int32)], T=value.dtype, Tdim=tf.int32)

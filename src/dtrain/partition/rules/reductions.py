@@ -121,9 +121,11 @@ def _bias_gradient(step: Partitioner, op: TracedOperation, inputs: list[Value]) 
 @rule("UnsortedSegmentSum")
 def _segment_sum(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     data, ids, number = inputs
-    if data.sharded is None or data.layout != ids.layout or not number.replicated:
+    if data.sharded is None or ids.rank is None or not number.replicated:
         return None
-    return step.each(op, inputs, PARTIAL)
+    if ids.replicated and data.sharded.dim >= ids.rank:  # each replica has a part of every segment's entries
+        return step.each(op, inputs, data.sharded.along(data.sharded.dim - ids.rank + 1))
+    return step.each(op, inputs, PARTIAL) if data.layout == ids.layout else None
 
 
 @rule("ScatterNd")

@@ -42,7 +42,20 @@ _OF_ALL = [
 # Types whose last dimensions are one example each, and the number of these dimensions.
 _OVER_LEADING = {
     **dict.fromkeys(
-        ["Softmax", "LogSoftmax", "TopKV2", "MatrixDiag", "MatrixDiagV3", "FFT", "IFFT", "RFFT", "IRFFT"], 1
+        [
+            "Softmax",
+            "LogSoftmax",
+            "TopKV2",
+            "MatrixDiag",
+            "MatrixDiagV3",
+            "FFT",
+            "IFFT",
+            "RFFT",
+            "IRFFT",
+            "HSVToRGB",
+            "RGBToHSV",
+        ],
+        1,
     ),
     **dict.fromkeys(
         [
@@ -157,6 +170,52 @@ def _resize_gradient(step: Partitioner, op: TracedOperation, inputs: list[Value]
 @rule("InTopKV2")
 def _in_top_k(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     return by_rows(step, op, inputs, [0, 1])
+
+
+@rule("LookupTableFindV2")
+def _lookup(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    table, keys, default = inputs
+    return step.each(op, [table, keys, step.whole(default)], keys.layout) if keys.sharded else None
+
+
+@rule("MatrixSolve", "MatrixTriangularSolve")
+def _solve(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    lead = next((value.sharded for value in inputs if value.sharded), None)
+    ranks = {value.rank for value in inputs}
+    if lead is None or len(ranks) > 1 or None in ranks or lead.dim >= (inputs[0].rank or 0) - 2:
+        return None
+    found = [step.divided(value, lead) for value in inputs]
+    if any(value.layout != lead for value in found):
+        return None  # of one entry along the divided dimension
+    return step.each(op, found, lead)
+
+
+@rule("ImageProjectiveTransformV3")
+def _projected(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    """One transform for each image, or one for all."""
+    images, transforms, size, fill = inputs
+    if images.sharded is None or images.sharded.dim != 0 or transforms.shape is None:
+        return None
+    if transforms.shape[0] != 1:
+        transforms = step.divided(transforms, images.sharded)
+    (found,) = step.each(op, [images, transforms, step.whole(size), step.whole(fill)], images.layout)
+    if size.constant is not None and images.shape is not None and found.shape is not None:
+        height, width = map(int, size.constant)
+        found.shape = op.outputs[0].shape = (images.shape[0], height, width, found.shape[3])
+    return [found]
+
+
+@rule("DenseBincount")
+def _bincount(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    """Counts of each row, or of all entries of a vector, which the replicas add."""
+    values, size, weights = inputs
+    if values.sharded is None or values.sharded.dim != 0 or weights.shape is None or not size.replicated:
+        return None
+    if weights.shape != (0,):
+        weights = step.divided(weights, values.sharded)
+    if values.rank == 2:
+        return step.each(op, [values, size, weights], values.layout)
+    return None if op.attribute("binary_output") else step.each(op, [values, size, weights], PARTIAL)
 
 
 @rule("OneHot")

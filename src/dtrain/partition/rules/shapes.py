@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from dtrain.partition.layouts import PARTIAL, REPLICATED, Entry, RowCount, Sharded
@@ -96,6 +97,9 @@ def _transpose(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> l
     value, order = inputs
     if value.partial and order.replicated:
         return step.each(op, inputs, PARTIAL)
+    if value.counts_rows and value.entries and order.constant is not None and None not in (value.shape or ()):
+        places = np.arange(len(value.entries)).reshape(value.sizes).transpose(order.constant)  # type: ignore[arg-type]
+        return step.sizes(op, inputs, [value.entries[place] for place in places.reshape(-1)])
     if value.sharded is None or order.constant is None:
         return None
     return step.each(

@@ -12,7 +12,7 @@ from dtrain.partition.layouts import REPLICATED, Entry, RowCount
 from dtrain.partition.partitioner import Partitioner, rule
 from dtrain.partition.rules.slices import alike
 from dtrain.partition.traced import TracedOperation
-from dtrain.partition.values import Value, layout_of_sizes
+from dtrain.partition.values import Value, layout_of_sizes, product
 
 
 def entries_of_shape(value: Value) -> tuple[Entry, ...]:
@@ -40,6 +40,8 @@ def _size(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[V
     (value,) = inputs
     if value.partial:
         return step.each(op, inputs, layout_of_sizes(()))
+    if not value.sharded and (number := product(value.shape)) is not None:
+        return [step.constant(np.array(number), op.outputs[0].dtype)]
     return _product(step, op, inputs, entries_of_shape(value)) if value.sharded and value.shape else None
 
 
@@ -71,6 +73,10 @@ def pack(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Va
         return step.sizes(op, inputs, [value.entries[0] if value.entries else None for value in inputs])
     if inputs[0].rank is None:
         return None
+    entries = [value.entries or () for value in inputs]
+    if any(value.counts_rows for value in inputs) and op.attribute("axis") == 0 and all(entries):
+        # Shapes below each other, as in the gradient of a tiled value.
+        return step.sizes(op, inputs, [entry for each in entries for entry in each])
     axis = op.attribute("axis") % (inputs[0].rank + 1)
     return alike(step, op, inputs, (), lambda dim: dim + (dim >= axis))
 
@@ -98,6 +104,21 @@ def _stitch(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list
             return None
         found.update(zip(map(int, places.constant.reshape(-1)), value.entries, strict=True))
     return step.sizes(op, inputs, [found.get(place) for place in range(max(found) + 1)])
+
+
+@rule("BroadcastArgs", for_replicated=True)
+def _broadcast_shape(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    """The shape of what is broadcast from two shapes."""
+    if any(value.entries is None for value in inputs):
+        return None
+    shapes = [value.entries or () for value in inputs]
+    rank = max(map(len, shapes))
+    found: list[Entry] = []
+    for left, right in zip(*((1,) * (rank - len(each)) + each for each in shapes), strict=True):
+        if left != right and 1 not in (left, right):
+            return None
+        found.append(right if left == 1 else left)
+    return step.sizes(op, [step.own_sizes(value) for value in inputs], found)
 
 
 @rule("BroadcastGradientArgs", for_replicated=True)

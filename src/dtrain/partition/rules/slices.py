@@ -9,7 +9,7 @@ import numpy as np
 from dtrain.partition.layouts import PARTIAL, REPLICATED, Entry
 from dtrain.partition.partitioner import Partitioner, rule
 from dtrain.partition.traced import TracedOperation
-from dtrain.partition.values import Value, rows_in_shape
+from dtrain.partition.values import Value, layout_of_sizes, rows_in_shape
 
 
 def alike(
@@ -55,7 +55,8 @@ def _strided_slice(step: Partitioner, op: TracedOperation, inputs: list[Value]) 
         return step.each(op, inputs, value.layout)
     if value.shape is None:
         return None
-    to = _through(_slice_of_dims(op, value.shape, constants), value.sharded.dim)
+    to_end = [each == value.sharded.rows for each in end.entries or ()]  # of the divided dimension
+    to = _through(_slice_of_dims(op, value.shape, constants, to_end), value.sharded.dim)
     return None if to is None else step.each(op, inputs, value.sharded.along(to))
 
 
@@ -73,9 +74,19 @@ _KEPT, _CUT, _DROPPED, _NEW = "kept", "cut", "dropped", "new"
 
 
 def _slice_of_dims(
-    op: TracedOperation, shape: tuple[int | None, ...], bounds: list[np.ndarray | None]
+    op: TracedOperation,
+    shape: tuple[int | None, ...],
+    bounds: list[np.ndarray | None],
+    to_end: Sequence[bool] = (),
 ) -> list[str]:
-    """What a strided slice does with each dimension of its input."""
+    """What a strided slice does with each dimension of its input.
+
+    Args:
+        op: the slice.
+        shape: the shape of its input.
+        bounds: begin, end and stride, where they are known.
+        to_end: of ends that are not known, those that are the size of the dimension.
+    """
     masks = {
         name: op.attribute(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     }
@@ -103,6 +114,7 @@ def _slice_of_dims(
             size = shape[dim]
             from_first = has("begin", place) or (begin is not None and begin[place] == 0)
             to_last = has("end", place) or (end is not None and size is not None and end[place] >= size)
+            to_last |= place < len(to_end) and to_end[place]
             every = stride is not None and stride[place] == 1
             found.append(_KEPT if from_first and to_last and every else _CUT)
             dim += 1
@@ -135,7 +147,8 @@ def _strided_slice_gradient(
         return None
     place, rows = counted
     sizes = tuple(each if isinstance(each, int) else None for each in shape.entries)
-    slices = _slice_of_dims(op, sizes, [each.constant for each in inputs[1:4]])
+    to_end = [each is not None and each == counted[1] for each in inputs[2].entries or ()]
+    slices = _slice_of_dims(op, sizes, [each.constant for each in inputs[1:4]], to_end)
     if _through(slices, place) != gradient.sharded.dim or rows != gradient.sharded.rows:
         return None
     (found,) = step.each(op, [shape, *map(step.whole, inputs[1:4]), gradient], gradient.sharded.along(place))
@@ -189,6 +202,8 @@ def _split(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[
         return None
     if value.partial:
         return step.each(op, inputs, PARTIAL)
+    if value.counts_rows and value.entries and value.rank == 1:
+        return _sizes_split(step, op, inputs, value.entries)
     if value.sharded is None or axis.scalar_constant is None or value.rank is None:
         return None
     return (
@@ -196,6 +211,20 @@ def _split(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[
         if axis.scalar_constant % value.rank != value.sharded.dim
         else None
     )
+
+
+def _sizes_split(
+    step: Partitioner, op: TracedOperation, inputs: list[Value], entries: tuple[Entry, ...]
+) -> list[Value] | None:
+    """The parts of a shape."""
+    sizes = [len(entries) // len(op.outputs)] * len(op.outputs)
+    if op.type == "SplitV":
+        if inputs[1].constant is None or (inputs[1].constant < 0).any():
+            return None
+        sizes = [int(each) for each in inputs[1].constant]
+    ends = np.cumsum(sizes)
+    parts = [entries[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    return step.each(op, inputs, [layout_of_sizes(each) for each in parts], entries=parts)
 
 
 @rule("Pad", "PadV2", "MirrorPad")
