@@ -74,6 +74,7 @@ def test_a_loop_compares_them_when_it_saves(tmp_path: Path) -> None:
         model.optimizer.build(model.trainable_variables)
     saved = dtrain.checkpoint.Checkpoints(tmp_path / "backup", model)
     saved.save(1)
+    saved.wait()
     copy = model.get_layer("last").kernel.value.values[1]
     copy.assign(copy + 1.0)
     with pytest.raises(ReplicaMismatchError, match="After step 2, the copies"):
