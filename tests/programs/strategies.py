@@ -40,6 +40,8 @@ STRATEGIES: dict[str, Layout] = {
 # What two replicas cannot show, such as the order of a sum; the contract is not run for these.
 LAYOUTS: dict[str, Layout] = STRATEGIES | {
     "three_devices": Layout(1, 3, lambda api: api.MirroredStrategy()),
+    "four_devices": Layout(1, 4, lambda api: api.MirroredStrategy()),
+    "two_of_two": Layout(2, 2, lambda api, **how: api.MultiWorkerMirroredStrategy(**how)),
     "three_workers": Layout(3, 1, lambda api, **how: api.MultiWorkerMirroredStrategy(**how)),
 }
 

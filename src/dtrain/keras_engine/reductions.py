@@ -30,8 +30,7 @@ def check_not_compiled() -> None:
             "compile communication between replicas.",
             hint=(
                 "let the function with jit_compile=True only compute the loss and its gradients, and call "
-                "optimizer.apply_gradients outside of it, still inside strategy.run; in a train_step "
-                "under fit, leave jit_compile out"
+                "optimizer.apply_gradients outside of it, still inside strategy.run"
             ),
         )
 
