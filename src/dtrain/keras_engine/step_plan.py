@@ -42,17 +42,16 @@ def as_record(plan: Plan, rows: int | None) -> dict[str, Any]:
 def warn_of_much(plan: Plan, rows: int | None) -> None:
     """Warns, once for a line, of each operation that makes replicas gather more than `MUCH` bytes a step."""
     for op in plan.gathered:
-        found = _gathered(plan, op, rows)
-        key = found["operation"], found["line"] or found["name"]
-        if (found["bytes"] or 0) <= MUCH or key in _warned:
+        size = _bytes_for(plan, op, rows) or 0
+        if size <= MUCH or (op.type, line := _line(op)) in _warned:
             continue
-        _warned.add(key)
+        _warned.add((op.type, line))
         logger.warning(
             "%s (%s) is computed on every replica from the rows of all replicas, since no rule divides it: "
             "%.1f MB are gathered for it in each step. The numbers are one device's; it costs time.",
-            found["operation"],
-            ", ".join(filter(None, (found["name"], found["line"]))),
-            found["bytes"] / 1e6,
+            op.type,
+            ", ".join(filter(None, (op.name, line))),
+            size / 1e6,
         )
 
 
@@ -69,14 +68,14 @@ def _communication(each: PlannedCollective, rows: int | None) -> dict[str, Any]:
 
 
 def _gathered(plan: Plan, op: TracedOperation, rows: int | None) -> dict[str, Any]:
+    return {"operation": op.type, "name": op.name, "line": _line(op), "bytes": _bytes_for(plan, op, rows)}
+
+
+def _bytes_for(plan: Plan, op: TracedOperation, rows: int | None) -> int | None:
+    """The bytes that are gathered since an operation needs them; None if a size is not known."""
     found = [each.bytes(rows) for each in plan.gathered_for(op)]
     known = [each for each in found if each is not None]
-    return {
-        "operation": op.type,
-        "name": op.name,
-        "line": _line(op),
-        "bytes": sum(known) if len(known) == len(found) else None,
-    }
+    return sum(known) if len(known) == len(found) else None
 
 
 def _line(op: TracedOperation | None) -> str:
