@@ -798,6 +798,54 @@ case("gradient of a loop", _gradient_of_loop, x("B", 3, 2), whole(2, 2))
 case("functions", lambda a: [tf.function(tf.square)(a), tf.function(tf.reduce_sum)(a)], x("B", 3))
 
 
+def _other_rows(a: Any, bank: Any) -> Any:
+    """Values of other numbers of rows in branches, loops and lists."""
+    many = tf.shape(a)[0] > 3
+    repeated = tf.while_loop(
+        lambda i, _: i < 2,
+        lambda i, rows: (i + 1, tf.concat([rows, tf.tanh(rows)], 0)),
+        [0, a],
+        shape_invariants=[tf.TensorShape([]), tf.TensorShape([None, 3])],
+    )[1]
+    listed = tf.TensorArray(tf.float32, 2, infer_shape=False, element_shape=[None, 3], clear_after_read=False)
+    listed = listed.write(0, a).write(1, bank)
+    return [
+        tf.cond(many, lambda: bank, lambda: a),
+        tf.cond(many, lambda: a, lambda: a[1:]),
+        tf.cond(many, lambda: tf.fill((7, 3), 0.5), lambda: a + 1.0),
+        tf.switch_case(tf.shape(a)[0] % 3, [lambda: a, lambda: a[:1], lambda: tf.concat([a, a], 0)]),
+        repeated,
+        listed.read(0),
+        listed.read(1),
+        listed.concat(),
+    ]
+
+
+case("branches, loops and lists of other rows", _other_rows, x("B", 3), whole(6, 3))
+
+
+def _delayed(a: Any) -> Any:
+    states = [tf.zeros([tf.shape(a)[0], 3]) for _ in range(11)]
+    found = tf.while_loop(
+        lambda i, *_: i < 12,
+        lambda i, first, *rest: (i + 1, tf.tanh(first + a), first, *rest[:-1]),
+        [0, *states],
+    )
+    return found[1:]
+
+
+case("a loop that passes on what it carries", _delayed, x("B", 3))
+case(
+    "one row broadcast to many",
+    lambda a, bank: (
+        [a[:1] + bank, tf.reduce_mean(a, 0, keepdims=True) * bank]
+        + ([a + bank, tf.where(bank > 0.5, a, bank)] if a.shape[0] == 1 else [])
+    ),
+    x("B", 3),
+    whole(6, 3),
+)
+
+
 @st.composite
 def _situations(draw: Any) -> tuple[list[int], bool, int]:
     sizes = draw(st.lists(st.integers(0, 3), min_size=1, max_size=4))

@@ -66,6 +66,50 @@ def test_xla_has_the_numbers_of_one_device_with_xla(make: Any) -> None:
         np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
 
 
+def test_results_that_are_variables_are_read_once() -> None:
+    """With several thresholds these metrics return the variable itself."""
+
+    def make() -> Any:
+        made = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, "sigmoid")])
+        metrics = [
+            keras.metrics.FalsePositives([0.3, 0.6], name="wrong"),
+            keras.metrics.TruePositives([0.4], name="right"),
+        ]
+        made.compile("sgd", "mse", metrics=metrics)
+        return made
+
+    one, found = (
+        trained(strategy, make, batch=17, as_dataset=False)
+        for strategy in (tf.distribute.get_strategy(), dtrain.MirroredStrategy())
+    )
+    for key, values in one[1].items():
+        np.testing.assert_allclose(found[1][key], values, rtol=2e-4, atol=1e-5, err_msg=key)
+    np.testing.assert_allclose(np.hstack(found[2]), np.hstack(one[2]), rtol=2e-4, atol=1e-5)
+
+
+def test_xla_compiles_a_step_of_ones_own() -> None:
+    class Own(keras.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            return super().train_step(data)
+
+        def test_step(self, data: Any) -> Any:
+            return super().test_step(data)
+
+    def make() -> Any:
+        inputs = keras.Input((6,))
+        made = Own(inputs, keras.layers.Dense(1)(keras.layers.Dense(5, "tanh")(inputs)))
+        made.compile("sgd", "mse", metrics=["mae"], jit_compile=True)
+        return made
+
+    one, found = (
+        trained(strategy, make, batch=17, as_dataset=False)
+        for strategy in (tf.distribute.get_strategy(), dtrain.MirroredStrategy())
+    )
+    for key, values in one[1].items():
+        np.testing.assert_allclose(found[1][key], values, rtol=2e-4, atol=1e-5, err_msg=key)
+    np.testing.assert_allclose(found[2], one[2], rtol=2e-4, atol=1e-5)
+
+
 class Counting(tf.distribute.ReductionToOneDevice):  # type: ignore[misc]
     """Counts the tensors that it sums, as they are traced."""
 

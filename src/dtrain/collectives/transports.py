@@ -193,7 +193,7 @@ def install(
     operations = None if calls is None else CallOperations(calls)
 
     def launcher(*rest: Any) -> Any:
-        # In `strategy.run` each replica makes its calls by itself: only TensorFlow's ring puts these together.
+        # In `strategy.run` each replica calls by itself: only TensorFlow's ring puts these calls together.
         if operations is not None and layout.local_replicas == 1:
             return CallLauncher(operations, *rest)
         # If the devices of one process run collectives in different orders, they deadlock. A single CPU needs

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from dtrain.keras_engine.accumulation import PARTS
@@ -135,10 +136,16 @@ def traced_as_one_device(function: Callable[..., Any], spec: Any, strategy: Any)
         given = iter(tf.nest.pack_sequence_as(leaves, tensors, expand_composites=True))
         filled = [leaf if leaf is None else next(given) for leaf in tf.nest.flatten(spec)]
         with as_single_program(), making_variables(strategy):
-            return function(tf.nest.pack_sequence_as(spec, filled))
+            # Later, a variable of which each replica holds a part would be read as the sum of all parts.
+            return tf.nest.map_structure(_read, function(tf.nest.pack_sequence_as(spec, filled)))
 
     with making_variables(strategy):
         return upstream_tf.made_for_each_model(traced).get_concrete_function(*components)
+
+
+def _read(output: Any) -> Any:
+    """The value of a variable; any other result as it is."""
+    return tf.convert_to_tensor(output) if isinstance(output, tf.Variable | keras.Variable) else output
 
 
 def leaves_there(batch: Any) -> list[Any]:

@@ -1,16 +1,25 @@
-"""Changes the layout of a value, and finds the layout in which values of several layouts can be given."""
+"""Changes the layout of a value."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from dtrain.partition.layouts import LOCAL_SIZES, PARTIAL, REPLICATED, Layout, ListOf, RowCount, Sharded
+from dtrain.partition.joining import element_dtype
+from dtrain.partition.layouts import (
+    LOCAL_SIZES,
+    PARTIAL,
+    REPLICATED,
+    Entry,
+    Layout,
+    ListOf,
+    RowCount,
+    Sharded,
+)
 from dtrain.partition.nodes import ALL_GATHER, ALL_REDUCE, Builder, NodeBlock, Ref, attribute
 from dtrain.partition.replicas import Replicas, RowGroup
 from dtrain.partition.traced import Shape
@@ -163,17 +172,29 @@ class LayoutConversion:
         return self.by_part(part, PARTIAL, value.shape)
 
     def divided(self, value: Value, layout: Sharded) -> Value:
-        """Each replica's own rows of a value; a dimension of one entry is left, since it is broadcast."""
+        """Each replica's own rows of a value; a dimension of one entry is left, since it is broadcast.
+
+        A value with another number of rows, onto which one row would be broadcast, is an error of the step.
+        """
         if value.layout == layout:
             return value
         value = self.whole(value)
         if value.sizes[layout.dim] == 1:
             return value
         group, rank, build = self.group(layout.rows), len(value.sizes), self.build
+        rows = build.entry(build.shape(value.parts[0]), layout.dim)
+        alike = build.op(
+            "Equal",
+            [rows, build.times(group.total, layout.rows.factor)],
+            tf.bool,
+            T=tf.int32,
+            incompatible_shape_error=True,
+        )
 
         def part(place: int) -> Ref:
             begin = build.times(group.begin[place], layout.rows.factor)
             size = build.times(group.local[place], layout.rows.factor)
+            size = build.op("SelectV2", [alike, size, build.constant(-2, tf.int32)], tf.int32, T=tf.int32)
             own = value.parts[place]
             if value.sizes[layout.dim] is None:
                 # The dimension may turn out to have one entry, which is broadcast.
@@ -259,6 +280,8 @@ class LayoutConversion:
             )
 
         whole = self.by_part(stacked, moved(old), (None, *shape))
+        if old == LOCAL_SIZES and value.listed is not None:
+            whole = self._with_whole_sizes(whole, value.listed.entries or ())
         changed = self.with_layout(whole, moved(new))
 
         def listed(place: int) -> Ref:
@@ -272,6 +295,20 @@ class LayoutConversion:
             )
 
         return self.by_part(listed, ListOf(new, shape), value.shape)
+
+    def _with_whole_sizes(self, stacked: Value, entries: Sequence[Entry]) -> Value:
+        """Sizes below each other, as each replica has them, with those of the whole for what counts rows."""
+        build, dtype = self.build, stacked.dtype
+        counts = [each if isinstance(each, RowCount) else None for each in entries]
+        totals = [
+            build.constant(0, dtype)
+            if each is None
+            else build.cast(build.times(self.group(each).total, each.factor), dtype)
+            for each in counts
+        ]
+        mask = build.constant([each is not None for each in counts], tf.bool)
+        part = build.op("SelectV2", [mask, build.stack(totals), stacked.parts[0]], dtype, T=dtype)
+        return Value((part,) * self.replicas.here, REPLICATED, stacked.shape)
 
     def group(self, rows: RowCount) -> RowGroup:
         """How many rows of a group each replica has; what counts them has a factor beside it."""
@@ -314,59 +351,3 @@ class LayoutConversion:
                 for start, size in zip(begin, local, strict=True)
             ]
         self._groups[key] = RowGroup(tuple(local), tuple(begin), total)
-
-
-def joined(layouts: Sequence[Layout]) -> Layout:
-    """The layout in which a value of any of these layouts can be given with the least communication."""
-    return functools.reduce(_joined, layouts)
-
-
-def _joined(left: Layout, right: Layout) -> Layout:
-    if left == right:
-        return REPLICATED if left == LOCAL_SIZES else left
-    if isinstance(left, ListOf) and isinstance(right, ListOf):
-        return joined_lists(left, right)
-    pair = {left, right}
-    if pair == {REPLICATED, PARTIAL}:
-        return PARTIAL
-    divided = [each for each in pair if isinstance(each, Sharded)]
-    return divided[0] if len(divided) == 1 and REPLICATED in pair else REPLICATED
-
-
-def joined_lists(left: ListOf, right: ListOf) -> ListOf:
-    """As `joined`, of two lists: by the layouts of their elements."""
-    if left.element is None or right.element is None:
-        return right if left.element is None else left
-    shape = common_shape([left.shape, right.shape])
-    if left.element == right.element == LOCAL_SIZES and left.entries == right.entries:
-        return ListOf(LOCAL_SIZES, shape, left.entries)
-    return ListOf(_joined(left.element, right.element), shape)
-
-
-def common_shape(shapes: Sequence[Shape]) -> Shape:
-    """What several static shapes agree on."""
-    first, *others = shapes
-    for each in others:
-        if first is None or each is None or len(first) != len(each):
-            return None
-        first = tuple(a if a == b else None for a, b in zip(first, each, strict=True))
-    return first
-
-
-def element_dtype(value: Value) -> tf.DType:
-    """The type of a list's elements, found from the operations around it.
-
-    Raises:
-        ValueError: none of them says it.
-    """
-    seen, waiting = set(), [value.tensor]
-    while waiting:
-        tensor = waiting.pop()
-        if tensor is None or tensor in seen:
-            continue
-        seen.add(tensor)
-        for op in [tensor.op, *tensor.consumers]:
-            if "element_dtype" in op.node.attr:
-                return op.attribute("element_dtype")
-            waiting += [each for each in [*op.inputs, *op.outputs] if each.dtype == tf.variant]
-    raise ValueError("the type of a list's elements is not known")

@@ -159,8 +159,11 @@ class Emission:
                 if before in names:
                     added.input.append(f"^{names[before]}")
                 elif before in tokens:
-                    outside[f"^c{id(before)}"] = tokens[before]
-                    added.input.append(f"^c{id(before)}")
+                    # Several nodes may have one token, and an operation must not name it twice.
+                    key = f"^c{id(tokens[before].op)}"
+                    outside[key] = tokens[before]
+                    if key not in added.input:
+                        added.input.append(key)
         wanted = [Ref(node, index) for node in nodes for index in range(len(node.dtypes))]
         # An input map cannot name an operation without outputs: a constant that runs after it stands for it.
         silent = [node for node in nodes if not node.dtypes]

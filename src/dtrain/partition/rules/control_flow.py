@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import tensorflow as tf
 
-from dtrain.partition.conversion import common_shape, joined
+from dtrain.partition.joining import common_shape, joined
 from dtrain.partition.layouts import REPLICATED, Layout, Sharded
 from dtrain.partition.local_regions import is_local_region, region
 from dtrain.partition.nodes import BRANCH, INPUT, LOOP, NodeBlock, Ref
@@ -18,7 +18,7 @@ from dtrain.partition.values import Value
 
 _T = TypeVar("_T")
 
-_TRIES = 8  # to find the layouts of a loop; each try can only make values whole, so few are needed
+_TRIES = 8  # to find the layouts of a loop, beside those for each value: a try can only make values whole
 
 
 @rule("PartitionedCall", "StatefulPartitionedCall", for_replicated=True)
@@ -50,7 +50,7 @@ def _branches(
     rest = [step.whole_sizes(value) for value in rest]
     graphs = [step.called(op, name) for name in names]
     found = [step.tried(lambda block, graph=graph: step.run(graph, rest)) for graph in graphs]  # type: ignore[misc]
-    layouts = [joined([value.layout for value in values]) for values in zip(*found, strict=True)]
+    layouts = [joined([(each.layout, each.shape) for each in values]) for values in zip(*found, strict=True)]
     shapes = [common_shape([value.shape for value in values]) for values in zip(*found, strict=True)]
     bodies = [_body(step, graph, rest, layouts) for graph in graphs]
     parts = [part for value in rest for part in value.parts]
@@ -184,11 +184,12 @@ def _while(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[
                 found[place] = dataclasses.replace(inputs[place], parts=parts, whole={})
         return [found[place] for place in range(len(inputs))]
 
-    for _ in range(_TRIES):
+    for _ in range(_TRIES + 2 * len(moving)):  # what is carried may move on by one place in each iteration
         outputs = step.tried(lambda block: step.run(body, given(block)))
         before = dict(carried)
         for place in moving:
-            carried[place] = joined([carried[place], outputs[place].layout])
+            output = outputs[place]
+            carried[place] = joined([(carried[place], shapes[place]), (output.layout, output.shape)])
         if before == carried:
             break
     else:

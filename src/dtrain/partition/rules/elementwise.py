@@ -323,8 +323,15 @@ def aligned(step: Partitioner, inputs: list[Value]) -> tuple[list[Value], Layout
     lead = max((value for value in inputs if value.sharded), key=lambda value: len(value.sizes))
     layout = lead.division.along(lead.division.dim + rank - len(lead.sizes))
     found = []
+    rows = {
+        shape[layout.dim - rank + len(shape)]
+        for value, shape in zip(inputs, shapes, strict=True)
+        if value.sharded
+    }
     for value, shape in zip(inputs, shapes, strict=True):
         dim = layout.dim - (rank - len(shape))
+        if dim >= 0 and not value.sharded and shape[dim] not in (None, 1, *rows):
+            return None  # the batch's only row may be broadcast to more
         if dim < 0:
             found.append(step.whole(value))
         elif value.layout == Sharded(dim, layout.rows):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtrain.partition.conversion import joined, joined_lists
+from dtrain.partition.joining import joined, joined_lists
 from dtrain.partition.layouts import LOCAL_SIZES, REPLICATED, Layout, ListOf, Sharded
 from dtrain.partition.partitioner import Partitioner, rule
 from dtrain.partition.traced import Shape, TracedOperation
@@ -11,7 +11,7 @@ from dtrain.partition.values import Value
 
 def lists_alike(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     """An operation on lists that are elements alike, such as their sum."""
-    layout = joined([_list(value) for value in inputs])
+    layout = joined([(_list(value), value.shape) for value in inputs])
     return step.each(op, [step.with_layout(value, layout) for value in inputs], layout)
 
 
