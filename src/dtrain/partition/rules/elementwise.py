@@ -298,13 +298,19 @@ def _of_sums(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> lis
     """Operations that are linear in sums that are not yet made."""
     sums = [value for value in inputs if value.partial]
     others = [value for value in inputs if not value.partial]
-    alike = op.type in _SUMS and not others and not step.adds_to_parts(op)
-    if alike and len({value.level for value in sums}) == 1:
-        return step.each(op, inputs, PARTIAL) if all(stays_partial(each, inputs) for each in sums) else None
-    running = op.type in _SUMS and (step.nested or step.adds_to_parts(op))
-    if running and all(value.replicated for value in others):
-        # A running total: it stays partial until the loop ends, or something reads the variable.
+    running = op.type in _SUMS and step.adds_to_parts(op)
+    if op.type in _SUMS and not others and len({value.level for value in sums}) == 1:
+        if all(stays_partial(each, inputs) for each in sums):
+            return step.each(op, inputs, PARTIAL)
+        if not running:
+            return None
+    if op.type in _SUMS and step.nested and all(value.replicated for value in others):
+        # A running total of a loop: it stays partial until the loop ends.
         return step.each(op, [step.as_partial(value) for value in inputs], PARTIAL)
+    if running:
+        # A running total of a variable in parts, to which the first replica adds what is whole.
+        own = [value if _is_read(value) else step.whole(value) for value in inputs]
+        return step.each(op, [step.as_partial(value) for value in own], PARTIAL)
     scaled = op.type == "Mul" or (op.type in ("RealDiv", "DivNoNan") and inputs[0].partial)
     if scaled and len(sums) == 1 and others[0].replicated and op.outputs[0].dtype.is_floating:
         return step.each(op, inputs, PARTIAL) if stays_partial(sums[0], others) else None
@@ -312,6 +318,10 @@ def _of_sums(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> lis
     if chosen and all(stays_partial(each, inputs) for each in sums):
         return step.each(op, [inputs[0], *map(step.as_partial, inputs[1:])], PARTIAL)
     return None
+
+
+def _is_read(value: Value) -> bool:
+    return value.tensor is not None and value.tensor.op.type == "ReadVariableOp"
 
 
 def aligned(step: Partitioner, inputs: list[Value]) -> tuple[list[Value], Layout] | None:
