@@ -354,12 +354,15 @@ def test_a_monitor_leaves_the_whole_record(tmp_path: Path) -> None:
     found = events(path)
     assert [event["kind"] for event in found if event["kind"] != "steps"] == [
         "begin",
+        "plan",
         "epoch",
         "epoch",
         "epoch",  # the last one again, with what came after it
         "end",
     ]
     assert found[0]["epochs"] == 2 and found[0]["version"] == 1
+    plan = next(event for event in found if event["kind"] == "plan")
+    assert (plan["rows"], plan["rounds"], plan["gathers"]) == (32, 1, 0) and plan["sums"] > 0
     last = found[-2]
     assert (last["epoch"], last["steps"], last["examples"]) == (1, 20, 640)
     assert last["logs"].keys() >= {"loss", "mae", "val_loss", "val_mae", "examples_per_second"}
