@@ -19,7 +19,7 @@ def on_workers() -> tuple[list[Any], list[Any], list[str], list[str]]:
     import keras
     import tensorflow as tf
 
-    strategy = dtrain.MultiWorkerMirroredStrategy(communication="tensorflow")
+    strategy = dtrain.MultiWorkerMirroredStrategy(communication="ring")
     x = np.random.default_rng(0).normal(size=(70, 4)).astype("float32")
     numbers, unmeasured = [], []
     for deterministic in (False, True):

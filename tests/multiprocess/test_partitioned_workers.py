@@ -13,7 +13,7 @@ from tests.partitioned_models import MODELS, ROWS, trained
 import dtrain
 from dtrain.errors import ReplicaMismatchError, StepError
 
-# Models whose replicas communicate in a condition, which TensorFlow's collectives cannot.
+# Models whose replicas communicate in a condition.
 IN_CONDITIONS = ("optimizers_in_a_condition",)
 
 
@@ -33,13 +33,13 @@ def numbers(strategy: Any, refused: tuple[str, ...] = ()) -> dict[str, list[Any]
     return found
 
 
-def of_worker(devices: int, communication: str | None) -> dict[str, list[Any]]:
-    strategy = dtrain.MultiWorkerMirroredStrategy(communication=communication)
+def of_worker(devices: int) -> dict[str, list[Any]]:
+    strategy = dtrain.MultiWorkerMirroredStrategy()
     assert strategy.num_replicas_in_sync > devices
     if devices == 1:
         check_local_steps(dtrain.MultiWorkerMirroredStrategy(gradient_hook="local_sgd"))
         check_steps_by_rank(strategy)
-    return numbers(strategy, IN_CONDITIONS if communication else ())
+    return numbers(strategy, IN_CONDITIONS if devices > 1 else ())
 
 
 def check_steps_by_rank(strategy: Any) -> None:
@@ -81,20 +81,10 @@ def check_local_steps(strategy: Any) -> None:
         made.fit(x, x[:, :1], batch_size=17, shuffle=False, verbose=0)
 
 
-@pytest.mark.parametrize(
-    ("workers", "devices", "communication"),
-    [
-        pytest.param(3, 1, None, id="three workers"),
-        pytest.param(2, 2, None, id="two devices each"),
-        pytest.param(2, 2, "tensorflow", id="TensorFlow's ring", marks=pytest.mark.long),
-    ],
-)
-def test_workers_have_the_numbers_of_one_device(
-    workers: int, devices: int, communication: str | None
-) -> None:
+@pytest.mark.parametrize(("workers", "devices"), [(3, 1), (2, 2)], ids=["transport", "TensorFlow's ring"])
+def test_workers_have_the_numbers_of_one_device(workers: int, devices: int) -> None:
     """Batches of 17 give uneven parts; the last batch has one row, so all replicas but one have none."""
-    given = (devices, communication)
-    first, *others = dtrain.spawn(of_worker, workers, args=given, devices_per_worker=devices)
+    first, *others = dtrain.spawn(of_worker, workers, args=(devices,), devices_per_worker=devices)
     one = numbers(tf.distribute.get_strategy())
     assert len(first) > 5
     for name in first:

@@ -28,22 +28,19 @@ _CHECK_SECONDS = 1.0  # seconds between two checks whether the peers are alive
 
 
 class Ring(Transport):
-    """Sockets between each two workers on CPUs; TensorFlow's ring where a worker has GPUs.
-
-    In a loop of one's own, workers with several replicas reduce by TensorFlow's ring.
-    """
+    """Sockets between each two workers; TensorFlow's ring where a worker has GPUs or several replicas."""
 
     name = "ring"
 
     def connect(
         self, layout: ReplicaLayout, topology: Topology, facts: Sequence[Facts]
     ) -> tuple[Calls | None, str]:
-        """Connects by sockets, if no worker has GPUs.
+        """Connects by sockets, if every worker has one CPU replica.
 
         Raises:
             PeerMissingError: two workers could not be connected, or a worker is lost.
         """
-        if any(each.gpus for each in facts):
+        if any(each.gpus or each.replicas > 1 for each in facts):
             return None, ""
         sockets = connect_all(layout, split_address(topology.address)[0])
         kinds = sorted({"local" if each.family == socket.AF_UNIX else "TCP" for each in sockets.values()})

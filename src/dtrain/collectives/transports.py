@@ -167,8 +167,7 @@ def connect(
     chosen = Communication(name=name, reason=reason, library=library or tensorflow)
     if calls is not None:
         hosts = [split_address(topology.address_of(task))[0] for task in topology.training_tasks()]
-        # Several replicas sum on the first one's device, which computes, before workers communicate.
-        chosen = replace(chosen, overlap=layout.local_replicas == 1 and overlaps(facts, hosts))
+        chosen = replace(chosen, overlap=overlaps(facts, hosts))
         if (connected := peers.connected()) is not None:
             calls.operation, calls.explain = connected.operation, connected.explain_difference
     if layout.worker == 0:
@@ -193,8 +192,7 @@ def install(
     operations = None if calls is None else CallOperations(calls)
 
     def launcher(*rest: Any) -> Any:
-        # In `strategy.run` each replica calls by itself: only TensorFlow's ring puts these calls together.
-        if operations is not None and layout.local_replicas == 1:
+        if operations is not None:
             return CallLauncher(operations, *rest)
         # If the devices of one process run collectives in different orders, they deadlock. A single CPU needs
         # no fixed order, which would only delay collectives.

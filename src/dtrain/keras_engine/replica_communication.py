@@ -42,7 +42,6 @@ class StrategyCollectives(Collectives):
         self._strategy = strategy
         self._marks = marks
         self._by_tensorflow = layout.workers > 1 and calls is None
-        self._loops_by_tensorflow = layout.workers > 1 and (calls is None or layout.local_replicas > 1)
         self.waits: Waits | None = None
         self._cross_device = layout.cross_device_sums
 
@@ -73,7 +72,7 @@ class StrategyCollectives(Collectives):
 
     def marked_sums(self, marks: Sequence[int], parts: Parts, *, nested: bool) -> Parts:
         """What the strategy's gradient hook makes of gradients, as in a loop of the user's own."""
-        if self._loops_by_tensorflow:
+        if self._by_tensorflow:
             _check_not(nested)
         variables = self._marks.variables(marks)
         return self._in_replicas(lambda *gradients: sum_gradients(gradients, variables), parts)
@@ -173,7 +172,8 @@ def _check_not(nested: bool) -> None:
         raise StepError(
             "The step communicates between workers inside a condition or a loop, and TensorFlow's "
             "collectives cannot: each of them runs once a step.",
-            hint="move what needs all examples out of the condition or loop",
+            hint="use one device in each worker, whose values dtrain's own transports can send there, or "
+            "move what needs all examples out of the condition or loop",
         )
 
 

@@ -156,7 +156,7 @@ class MultiWorkerMirroredStrategy(
             layout = replace(layout, sums=self.dtrain_communication.sums)
         self.dtrain_layout = layout
         self._collective_key_base = common.next_collective_key_base()
-        serverless = layout.workers == 1 or (transport is not None and layout.local_replicas == 1)
+        serverless = transport is not None or layout.workers == 1
         connected = peers.connected()
         if not serverless and connected is not None:
             connected.abort_steps_with(abort_collectives)
