@@ -41,6 +41,16 @@ def test_a_fit_has_the_numbers_of_one_device(name: str) -> None:
                 np.testing.assert_array_equal(copy.numpy(), variable.values[0].numpy(), variable.name)
 
 
+def check_replicas_have_the_numbers_of_one_device(make: Any) -> None:
+    one = trained(tf.distribute.get_strategy(), make, batch=17, as_dataset=False)
+    made, history, scores = trained(dtrain.MirroredStrategy(), make, batch=17, as_dataset=False)
+    for key, values in one[1].items():
+        np.testing.assert_allclose(history[key], values, rtol=2e-4, atol=1e-5, err_msg=key)
+    np.testing.assert_allclose(np.hstack(scores), np.hstack(one[2]), rtol=2e-4, atol=1e-5)
+    for found, expected in zip(made.get_weights(), one[0].get_weights(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
+
+
 def recurrent() -> Any:
     body = [keras.layers.Reshape((3, 2)), keras.layers.LSTM(5), keras.layers.Dense(1)]
     made = keras.Sequential([keras.Input((6,)), *body])
@@ -57,13 +67,7 @@ def test_xla_has_the_numbers_of_one_device_with_xla(make: Any) -> None:
         made.jit_compile = True
         return made
 
-    one = trained(tf.distribute.get_strategy(), compiled, batch=17, as_dataset=False)
-    made, history, scores = trained(dtrain.MirroredStrategy(), compiled, batch=17, as_dataset=False)
-    for key, values in one[1].items():
-        np.testing.assert_allclose(history[key], values, rtol=2e-4, atol=1e-5, err_msg=key)
-    np.testing.assert_allclose(scores, one[2], rtol=2e-4, atol=1e-5)
-    for found, expected in zip(made.get_weights(), one[0].get_weights(), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
+    check_replicas_have_the_numbers_of_one_device(compiled)
 
 
 def test_results_that_are_variables_are_read_once() -> None:
@@ -78,13 +82,7 @@ def test_results_that_are_variables_are_read_once() -> None:
         made.compile("sgd", "mse", metrics=metrics)
         return made
 
-    one, found = (
-        trained(strategy, make, batch=17, as_dataset=False)
-        for strategy in (tf.distribute.get_strategy(), dtrain.MirroredStrategy())
-    )
-    for key, values in one[1].items():
-        np.testing.assert_allclose(found[1][key], values, rtol=2e-4, atol=1e-5, err_msg=key)
-    np.testing.assert_allclose(np.hstack(found[2]), np.hstack(one[2]), rtol=2e-4, atol=1e-5)
+    check_replicas_have_the_numbers_of_one_device(make)
 
 
 def test_xla_compiles_a_step_of_ones_own() -> None:
@@ -101,13 +99,7 @@ def test_xla_compiles_a_step_of_ones_own() -> None:
         made.compile("sgd", "mse", metrics=["mae"], jit_compile=True)
         return made
 
-    one, found = (
-        trained(strategy, make, batch=17, as_dataset=False)
-        for strategy in (tf.distribute.get_strategy(), dtrain.MirroredStrategy())
-    )
-    for key, values in one[1].items():
-        np.testing.assert_allclose(found[1][key], values, rtol=2e-4, atol=1e-5, err_msg=key)
-    np.testing.assert_allclose(found[2], one[2], rtol=2e-4, atol=1e-5)
+    check_replicas_have_the_numbers_of_one_device(make)
 
 
 class Counting(tf.distribute.ReductionToOneDevice):  # type: ignore[misc]

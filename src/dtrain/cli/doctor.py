@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtrain.cli.script_arguments import TIME_LIMIT, WORKERS, add_script, command_of
 from dtrain.counts import MOST_SECONDS
 from dtrain.errors import ConfigurationError
-from dtrain.option_fields import positive_integer, seconds
+from dtrain.option_fields import positive_integer
 from dtrain.paths import check_script
 from dtrain.plain_text import cleaned
 
@@ -26,7 +27,7 @@ HELP = "check this host and the network between the hosts of a job, or a script"
 
 
 _LONGEST = 1000  # characters of a line
-_WAIT, _TIME_LIMIT, _WORKERS = 30.0, 300.0, 2
+_WAIT = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,19 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers",
         type=positive_integer,
         metavar="N",
-        help=f"number of worker processes, with --job ({_WORKERS})",
+        help=f"number of worker processes, with --job ({WORKERS})",
     )
-    scripts.add_argument(
-        "--time-limit",
-        type=seconds,
-        metavar="SECONDS",
-        help=f"seconds after which the script is ended ({_TIME_LIMIT:g})",
-    )
-    scripts.add_argument(
-        "-m", dest="is_module", action="store_true", help="the script is the name of a module"
-    )
-    scripts.add_argument("script", nargs="?", help="the Python script, or with -m the module")
-    scripts.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+    add_script(scripts, nargs="?")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -98,17 +89,18 @@ def run(args: argparse.Namespace) -> int:
 
 def _findings(args: argparse.Namespace) -> Iterator[tuple[str, CheckResult]]:
     _check_arguments(args)
-    limit = args.time_limit or _TIME_LIMIT
-    command = [*(["-m"] if args.is_module else []), args.script, *args.args]
+    limit = args.time_limit or TIME_LIMIT
     if args.job:
         from dtrain.diagnosis.script_job import run_first_steps
 
-        found = run_first_steps(command, workers=args.workers or _WORKERS, limit=limit, shown=sys.stderr)
+        found = run_first_steps(
+            command_of(args), workers=args.workers or WORKERS, limit=limit, shown=sys.stderr
+        )
         return iter(found.findings)
     if args.tpu_ready:
         from dtrain.diagnosis.tpu_ready import check_tpu_ready
 
-        return check_tpu_ready(command, limit, sys.stderr)
+        return check_tpu_ready(command_of(args), limit, sys.stderr)
     from dtrain.diagnosis.checks import run_checks
 
     return run_checks(args.checkpoint_dir, _WAIT if args.wait is None else args.wait)

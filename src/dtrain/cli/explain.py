@@ -10,8 +10,9 @@ import json
 import sys
 from typing import Any
 
+from dtrain.cli.script_arguments import TIME_LIMIT, WORKERS, add_script, command_of
 from dtrain.errors import ConfigurationError
-from dtrain.option_fields import positive_integer, seconds
+from dtrain.option_fields import positive_integer
 from dtrain.paths import check_script
 from dtrain.plain_text import cleaned
 from dtrain.text_table import lines_of
@@ -19,7 +20,6 @@ from dtrain.words import counted
 
 HELP = "show what the replicas of a script's training step communicate, and which lines need it"
 
-_TIME_LIMIT, _WORKERS = 300.0, 2
 _LONGEST = 300  # characters of a cell
 
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "                      script.py [args ...]"
     )
     parser.add_argument(
-        "--workers", type=positive_integer, metavar="N", help=f"number of worker processes ({_WORKERS})"
+        "--workers", type=positive_integer, metavar="N", help=f"number of worker processes ({WORKERS})"
     )
     parser.add_argument(
         "--devices-per-worker",
@@ -38,18 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="logical devices of each worker; a script for one process needs --workers 1 and several of them",
     )
-    parser.add_argument(
-        "--time-limit",
-        type=seconds,
-        metavar="SECONDS",
-        help=f"seconds after which the script is ended ({_TIME_LIMIT:g})",
-    )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    parser.add_argument(
-        "-m", dest="is_module", action="store_true", help="the script is the name of a module"
-    )
-    parser.add_argument("script", help="the Python script, or with -m the module")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+    add_script(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
     if not args.is_module:
         check_script(args.script)
     found = run_first_steps(
-        [*(["-m"] if args.is_module else []), args.script, *args.args],
-        workers=args.workers or _WORKERS,
-        limit=args.time_limit or _TIME_LIMIT,
+        command_of(args),
+        workers=args.workers or WORKERS,
+        limit=args.time_limit or TIME_LIMIT,
         shown=sys.stderr,
         devices_per_worker=args.devices_per_worker,
     )

@@ -218,7 +218,7 @@ def this_process_serves_at(address: str) -> bool:
     host, port = split_address(address)
     with contextlib.suppress(OSError):
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][4][0]
-        source = ipaddress.ip_address(source_towards(host, port))
+        source = ipaddress.ip_address(source_towards(str(found), port))
         if source.is_loopback or str(source) == found:
             return this_process_listens_on(port)
     return False

@@ -151,13 +151,17 @@ class LayoutConversion:
         own = value.parts[0] if (value.rank or 0) <= 1 else build.reshape(value.parts[0], (-1,))
         for index, each in enumerate(value.entries or ()):
             if isinstance(each, RowCount):
-                found.append(build.cast(build.times(self.group(each).total, each.factor), value.dtype))
+                found.append(self._total(each, value.dtype))
             else:
                 found.append(build.entry(own, index))
         part = found[0] if value.rank == 0 else build.stack(found)
         if (value.rank or 0) > 1:
             part = build.reshape(part, value.sizes)
         return Value((part,) * self.replicas.here, REPLICATED, value.shape, tensor=value.tensor)
+
+    def _total(self, rows: RowCount, dtype: tf.DType) -> Ref:
+        """How many entries a dimension has that counts these rows, over all replicas."""
+        return self.build.cast(self.build.times(self.group(rows).total, rows.factor), dtype)
 
     def as_partial(self, value: Value) -> Value:
         """A replicated value as a sum: the first replica has it, the others zeros."""
@@ -300,12 +304,7 @@ class LayoutConversion:
         """Sizes below each other, as each replica has them, with those of the whole for what counts rows."""
         build, dtype = self.build, stacked.dtype
         counts = [each if isinstance(each, RowCount) else None for each in entries]
-        totals = [
-            build.constant(0, dtype)
-            if each is None
-            else build.cast(build.times(self.group(each).total, each.factor), dtype)
-            for each in counts
-        ]
+        totals = [build.constant(0, dtype) if each is None else self._total(each, dtype) for each in counts]
         mask = build.constant([each is not None for each in counts], tf.bool)
         part = build.op("SelectV2", [mask, build.stack(totals), stacked.parts[0]], dtype, T=dtype)
         return Value((part,) * self.replicas.here, REPLICATED, stacked.shape)
