@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -368,7 +369,8 @@ def test_a_recorded_handshake_proves_nothing_when_it_is_sent_again() -> None:
 
     def genuine(where: tuple[str, int]) -> None:
         with socket.create_connection(where, timeout=SECONDS) as sock:
-            introduce(sock, Handshake(secrets[0], "reduce", "worker 1", "worker 0"), REAL.deadline(SECONDS))
+            secret = derived.get(timeout=SECONDS)  # worker 0 may come to this only now
+            introduce(sock, Handshake(secret, "reduce", "worker 1", "worker 0"), REAL.deadline(SECONDS))
 
     def attack(where: tuple[str, int]) -> None:
         record(where)
@@ -381,10 +383,10 @@ def test_a_recorded_handshake_proves_nothing_when_it_is_sent_again() -> None:
         def derive(self, *parts: bytes | str | int) -> Secret:
             found = super().derive(*parts)
             if parts[0] == "transport":
-                secrets.append(found)
+                derived.put(found)
             return found
 
-    secrets: list[Secret] = []
+    derived: queue.Queue[Secret] = queue.Queue()
     hostile = HostileClients(attack)
     machine = lambda: str(threading.get_ident())  # noqa: E731 - over TCP
     connections = connected(
