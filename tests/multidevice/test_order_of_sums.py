@@ -15,7 +15,9 @@ import pytest
 import tensorflow as tf
 
 import dtrain
+from dtrain.partition.layouts import REPLICATED
 from dtrain.upstream.tensorflow import sum_in_order
+from partitioned import on_replicas, traced
 
 SIZE = 4096
 PARTS = np.random.default_rng(1).normal(size=(4, SIZE)).astype("float32")
@@ -52,6 +54,20 @@ def test_why_sums_are_put_in_order() -> None:
 @pytest.mark.parametrize("held", HELD, ids=str)
 def test_the_order_is_that_of_the_list(held: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(held_sum(sum_in_order, held), (PARTS[0] + PARTS[1]) + PARTS[2])
+
+
+@pytest.mark.parametrize("held", HELD, ids=str)
+@pytest.mark.parametrize("sum_of", [tf.add_n, lambda values: values[0] + values[1] + values[2]])
+def test_the_order_in_a_step_is_the_written_one(sum_of: Any, held: tuple[int, ...]) -> None:
+    """Workers compute the same weights from the same sums, in functions that TensorFlow optimizes anew."""
+
+    def function(*values: Any) -> Any:
+        own = computed(values)
+        return sum_of(own), [own[i] for i in held]
+
+    arrays, layouts = PARTS[:3], [REPLICATED] * 3
+    found, _ = on_replicas(traced(function, arrays, layouts, static=True), arrays, layouts, [1, 1])
+    np.testing.assert_array_equal(found[0], (PARTS[0] + PARTS[1]) + PARTS[2])
 
 
 def test_a_list_of_one_and_eager_tensors() -> None:

@@ -14,10 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.partition.traced import TracedOperation
+from dtrain.upstream.tensorflow import JOINED
 
 INPUT, ALL_REDUCE, ALL_GATHER, BRANCH, LOOP = "Input", "AllReduce", "AllGather", "Branch", "Loop"
 """Types of nodes that are no operations of TensorFlow."""
 COLLECTIVES = (ALL_REDUCE, ALL_GATHER)
+_SUMS = ("Add", "AddN", "AddV2")
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -152,9 +154,18 @@ class Builder:
     ) -> tuple[Ref, ...]:
         """Appends a node.
 
+        Sums of several floats are made in the order that is written. TensorFlow's `AddN` begins with whatever
+        input it finds no longer in use, and its graph optimizer makes an `AddN` of sums of two: the last bit
+        would depend on which operation happens to be done first, on each worker by itself.
+
         Returns:
             Its outputs.
         """
+        if kind in _SUMS and inputs[0].dtype.is_floating:
+            while len(inputs) > 2:
+                inputs = [*self.node(kind, inputs[:2], attributes, dtypes, replica=replica), *inputs[2:]]
+            attributes = {**attributes, JOINED: attribute(True)}
+            attributes |= {"N": attribute(2)} if kind == "AddN" else {}
         captured = tuple(dict.fromkeys(ref for block in bodies for ref in free_refs(block)))
         places = range(len(self.control)) if replica is None else [replica]
         control = tuple(dict.fromkeys(node for place in places for node in self.control[place]))

@@ -269,7 +269,8 @@ def replica_spec(spec: Any, replica: int) -> Any:
 
 
 # The optimizer sets this attribute on a sum that it has created by merging sums, and does not merge it again.
-_JOINED = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"
+JOINED = "_grappler_ArithmeticOptimizer_AddOpsRewriteStage"
+"""The attribute of a sum that keeps the graph optimizer from merging it with the sums that it reads."""
 
 
 def sum_in_order(values: Sequence[Any]) -> Any:
@@ -288,7 +289,7 @@ def sum_in_order(values: Sequence[Any]) -> Any:
     for value in values[1:]:
         total = tf.add_n([total, value])
         if not tf.executing_eagerly():
-            tensorflow_names.SET_ATTRIBUTE.resolve()(total.op, _JOINED, tf.compat.v1.AttrValue(b=True))
+            tensorflow_names.SET_ATTRIBUTE.resolve()(total.op, JOINED, tf.compat.v1.AttrValue(b=True))
     return total
 
 
