@@ -102,6 +102,37 @@ def test_xla_compiles_a_step_of_ones_own() -> None:
     check_replicas_have_the_numbers_of_one_device(make)
 
 
+class Noisy(keras.Model):  # type: ignore[misc]
+    """Adds noise to the examples and to the gradients, from operations that have a state and a seed."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        x += tf.random.normal(tf.shape(x), seed=4)
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        noisy = [each + 0.1 * tf.random.normal(each.shape, seed=3) for each in gradients]
+        self.optimizer.apply(noisy, self.trainable_variables)
+        return {"loss": loss}
+
+
+def test_numbers_of_the_programs_seed_are_drawn_outside_of_xla() -> None:
+    """XLA would draw by a number of the process, other ones in each function."""
+
+    def noisy(strategy: Any, **how: Any) -> Any:
+        def make() -> Any:
+            inputs = keras.Input((6,))
+            made = Noisy(inputs, keras.layers.Dense(1)(inputs))
+            made.compile("sgd", "mse", **how)
+            return made
+
+        return trained(strategy, make, batch=17, as_dataset=False)[0].get_weights()
+
+    plain = noisy(tf.distribute.get_strategy(), jit_compile=False)
+    for found, expected in zip(noisy(dtrain.MirroredStrategy(), jit_compile=True), plain, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5)
+
+
 class Counting(tf.distribute.ReductionToOneDevice):  # type: ignore[misc]
     """Counts the tensors that it sums, as they are traced."""
 

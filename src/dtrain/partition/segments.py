@@ -10,6 +10,22 @@ import tensorflow as tf
 
 from dtrain.partition.nodes import Node, Ref
 
+# Operations whose numbers follow from the program's seed, but not if XLA draws them: then each process, and each
+# compiled function, has others.
+_DRAWS = frozenset(
+    [
+        "Multinomial",
+        "ParameterizedTruncatedNormal",
+        "RandomGamma",
+        "RandomPoissonV2",
+        "RandomShuffle",
+        "RandomStandardNormal",
+        "RandomUniform",
+        "RandomUniformInt",
+        "TruncatedNormal",
+    ]
+)
+
 Readers = dict[Ref, set[Node]]
 """The nodes that read an output, of all nodes of a block that results and effects need."""
 
@@ -37,7 +53,7 @@ def segments_of(
     """Divides nodes of one level that do not communicate.
 
     XLA can neither take nor give back a list of tensors, and knows no text. So a node that makes a list for
-    others is in no segment, nor is one that reads one of others.
+    others is in no segment, nor is one that reads one of others, nor one that draws by the program's seed.
 
     Args:
         nodes: the nodes, each after its inputs.
@@ -47,7 +63,7 @@ def segments_of(
     Returns:
         The nodes that run before the segments; the segments, by the replica; the nodes that run after them.
     """
-    outside = {node for node in nodes if tf.string in (*node.dtypes, *(ref.dtype for ref in node.inputs))}
+    outside = {node for node in nodes if _reads_text(node) or _draws(node)}
     while True:
         before, own, after = _divided(nodes, outside)
         crossing = {
@@ -59,6 +75,14 @@ def segments_of(
         if not crossing:
             return before, {place: _segment(found, readers, results) for place, found in own.items()}, after
         outside |= crossing
+
+
+def _reads_text(node: Node) -> bool:
+    return tf.string in (*node.dtypes, *(ref.dtype for ref in node.inputs))
+
+
+def _draws(node: Node) -> bool:
+    return node.type in _DRAWS or any(_draws(inner) for block in node.bodies for inner in block.nodes)
 
 
 def _divided(
