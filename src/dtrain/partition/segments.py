@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from dtrain.partition.nodes import Node, Ref
 
-# Operations whose numbers follow from the program's seed, but not if XLA draws them: then each process, and each
-# compiled function, has others.
+# Operations whose numbers follow from the program's seed, but not if XLA draws them: then each process, and
+# each compiled function, has others.
 _DRAWS = frozenset(
     [
         "Multinomial",
