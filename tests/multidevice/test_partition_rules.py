@@ -911,6 +911,9 @@ def test_every_rule_has_a_case() -> None:
         "ReadVariableOp",
         "ResourceGather",
         "ResourceScatterAdd",
+        "ResourceScatterNdAdd",
+        "ResourceScatterNdSub",
+        "ResourceScatterNdUpdate",
         "ResourceScatterSub",
         "ResourceScatterUpdate",
     }

@@ -66,6 +66,13 @@ def updated_by_place(variable: tf.Variable, rows: tf.Tensor) -> None:
 
 
 @case
+def entries_by_place(variable: tf.Variable, rows: tf.Tensor) -> None:
+    variable.scatter_nd_add([[1, 0]], [tf.reduce_sum(rows)])
+    variable.scatter_nd_update(tf.stack([indices(rows)[:1], [1]], 1), rows[:1, 0])
+    variable.scatter_nd_sub(indices(rows)[:, None], rows)
+
+
+@case
 def looked_up(variable: tf.Variable, rows: tf.Tensor) -> tf.Tensor:
     return tf.gather(variable, indices(rows)) * rows
 

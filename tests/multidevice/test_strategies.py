@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 import dtrain
-from dtrain.errors import ConfigurationError, DeviceError
+from dtrain.errors import ConfigurationError, DeviceError, StepError
 from dtrain.strategies import devices, multi_worker
 from refusals import refused
 
@@ -306,3 +306,28 @@ def test_only_resolvers_with_a_number_of_gpus_are_asked(monkeypatch: pytest.Monk
     configured = tf.distribute.cluster_resolver.SimpleClusterResolver(cluster, num_accelerators={"GPU": 2})
     assert multi_worker._local_replicas(configured) == (2, True)
     assert multi_worker._local_replicas(_LooksAtDevices(configured)) == (4, True)
+
+
+@pytest.mark.parametrize("name", ["one_device", "mirrored", "central_storage", "multi_worker"])
+def test_entries_of_a_variable_are_written_in_all_copies(name: str) -> None:
+    strategy = MAKERS[name]()
+    with strategy.scope():
+        variable = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
+    variable.scatter_nd_update([[0, 1]], [5.0])
+    variable.scatter_nd_add([[1]], [[1.0, 1.0]])
+    variable.scatter_nd_sub([[0, 0], [0, 0]], [0.25, 0.5])
+    for copy in strategy.experimental_local_results(variable):
+        np.testing.assert_array_equal(copy, [[0.25, 5.0], [4.0, 5.0]])
+    np.testing.assert_array_equal(variable.gather_nd([[1, 0]]), [4.0])
+
+
+def test_entries_that_replicas_write_are_not_aggregated() -> None:
+    strategy = dtrain.MirroredStrategy()
+    with strategy.scope():
+        variable = tf.Variable([1.0, 2.0], aggregation=tf.VariableAggregation.MEAN)
+
+    def write() -> None:
+        variable.scatter_nd_add([[0]], [1.0])
+
+    with pytest.raises(StepError, match=r"scatter_nd_add .* cannot be aggregated"):
+        strategy.run(tf.function(write))

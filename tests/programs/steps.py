@@ -44,6 +44,35 @@ def _(env: Env) -> Values:
     return outcome(model, model.fit(dataset(x, y), epochs=3, verbose=0))
 
 
+@program("train_step_that_keeps_outputs_in_a_bank")
+def _(env: Env) -> Values:
+    class Net(keras.Model):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            x, y = data
+            with tf.GradientTape() as tape:
+                y_pred = self(x, training=True)
+                loss = self.compute_loss(y=y, y_pred=y_pred + 0.1 * self.bank.gather_nd([[3]])[0])
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            count = tf.shape(y_pred)[0]
+            places = ((self.next + tf.range(count)) % 20)[:, tf.newaxis]
+            self.bank.scatter_nd_update(places, y_pred)
+            self.bank.scatter_nd_add(places, 0.5 * y_pred)
+            self.bank.scatter_nd_sub([[1]], tf.reduce_mean(y_pred, 0, keepdims=True))
+            self.next.assign((self.next + count) % 20)
+            return {"objective": loss}
+
+    x, y = regression(27)
+    with env.strategy.scope():
+        model = build(Net)
+        model.bank = tf.Variable(tf.zeros([20, 1]), trainable=False)
+        model.next = tf.Variable(0, trainable=False)
+        model.compile(sgd(), "mse")
+    model.bank.assign(tf.one_hot([5], 20, axis=0))
+    record = model.fit(x, y, batch_size=8, epochs=3, verbose=0)
+    return {**outcome(model, record), "bank": model.bank.numpy(), "next": model.next.numpy()}
+
+
 @program("train_step_with_loss_fn_and_own_trackers")
 def _(env: Env) -> Values:
     class Net(keras.Model):

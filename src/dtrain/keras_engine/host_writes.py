@@ -26,12 +26,14 @@ def note(name: str, value: Any) -> None:
 
     Args:
         name: the name of the variable.
-        value: a tensor or an array; the content of values of single replicas is not compared.
+        value: a tensor, an array, or a nest of these, such as the rows that are written and their numbers;
+            the content of values of single replicas is not compared.
     """
     global _count, _digest, _last
     _count, _last = _count + 1, name
     if not isinstance(value, tf.distribute.DistributedValues):
-        _digest = zlib.crc32(_rounded(np.asarray(value)), _digest)
+        for each in tf.nest.flatten(value, expand_composites=True):
+            _digest = zlib.crc32(_rounded(np.asarray(each)), _digest)
 
 
 def words() -> str:

@@ -20,7 +20,7 @@ from dtrain.upstream import tensorflow_names
 _Extended: Any = tensorflow_names.MIRRORED_EXTENDED.resolve()
 
 
-class CentralVariable(common.ReadAsNumber, common.Mirrored):  # type: ignore[misc]
+class CentralVariable(common.ReadAsNumber, common.WithEntries, common.Mirrored):  # type: ignore[misc]
     """A variable with a single copy for all replicas of the process."""
 
     def _get_replica(self, replica_id: int = 0) -> Any:

@@ -235,7 +235,45 @@ class ReadAsNumber:
         return complex(self.numpy())  # type: ignore[attr-defined]
 
 
-class ReplicatedVariable(ReadAsNumber, Mirrored):  # type: ignore[misc]
+class WithEntries:
+    """Mixin: reads and writes single entries, which TensorFlow's distributed variables cannot.
+
+    Outside of steps all copies are written. In a step that is traced as on one device, this is its variable's
+    own method.
+    """
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> Any:
+        """As `tf.Variable.gather_nd`."""
+        return tf.gather_nd(tf.convert_to_tensor(self), indices, name=name)
+
+    def scatter_nd_add(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+        """As `tf.Variable.scatter_nd_add`."""
+        return self._written("scatter_nd_add", indices, updates, name)
+
+    def scatter_nd_sub(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+        """As `tf.Variable.scatter_nd_sub`."""
+        return self._written("scatter_nd_sub", indices, updates, name)
+
+    def scatter_nd_update(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+        """As `tf.Variable.scatter_nd_update`."""
+        return self._written("scatter_nd_update", indices, updates, name)
+
+    def _written(self, method: str, indices: Any, updates: Any, name: str | None) -> Any:
+        aggregated = self.aggregation != tf.VariableAggregation.NONE  # type: ignore[attr-defined]
+        if aggregated and tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
+            raise StepError(
+                f"{method} on the variable {self.name!r} in strategy.run: the entries that replicas "  # type: ignore[attr-defined]
+                "write cannot be aggregated.",
+                hint="write to it outside of strategy.run, or create it with tf.VariableAggregation.NONE",
+            )
+
+        def write(copy: Any, given: tuple[Any, Any]) -> Any:
+            return getattr(copy, method)(*given, name)
+
+        return self._update(write, (indices, updates))  # type: ignore[attr-defined]
+
+
+class ReplicatedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc]
     """A variable with one copy for each replica."""
 
     def _update_cross_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:

@@ -25,7 +25,14 @@ def _assign(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list
     return step.each(op, [handle, value], REPLICATED)
 
 
-@rule("ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterUpdate")
+@rule(
+    "ResourceScatterAdd",
+    "ResourceScatterNdAdd",
+    "ResourceScatterNdSub",
+    "ResourceScatterNdUpdate",
+    "ResourceScatterSub",
+    "ResourceScatterUpdate",
+)
 def _scatter(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     """All replicas scatter the same; into a variable in parts, all but the first replica scatter zeros."""
     handle, indices, updates = (step.whole(value) for value in inputs)
