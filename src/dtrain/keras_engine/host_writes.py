@@ -32,8 +32,19 @@ def note(name: str, value: Any) -> None:
     global _count, _digest, _last
     _count, _last = _count + 1, name
     if not isinstance(value, tf.distribute.DistributedValues):
-        for each in tf.nest.flatten(value, expand_composites=True):
-            _digest = zlib.crc32(_rounded(np.asarray(each)), _digest)
+        _digest = digest(value, _digest)
+
+
+def digest(value: Any, before: int = 0) -> int:
+    """A digest of a few values of each array, the same on processors that round differently.
+
+    Args:
+        value: a nest of tensors and arrays.
+        before: the digest of what comes before.
+    """
+    for each in tf.nest.flatten(value, expand_composites=True):
+        before = zlib.crc32(_rounded(np.asarray(each)), before)
+    return before
 
 
 def words() -> str:

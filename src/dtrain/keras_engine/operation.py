@@ -12,6 +12,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import tensorflow as tf
+
 from dtrain.cluster import operations, peers
 from dtrain.cluster.peers import Peers
 from dtrain.errors import DtrainError
@@ -127,6 +129,25 @@ def note_end_of_data(layout: ReplicaLayout | None) -> None:
     connected = _connected(layout)
     if connected is not None:
         connected.begin(words("\nthe end of its batches"))
+
+
+def note_batch(layout: ReplicaLayout, batch: Any, rows: int) -> None:
+    """Notes a batch that the program has given this worker, as `train_on_batch` is given one.
+
+    Each worker takes its part of it, so all must be given the same.
+
+    Args:
+        layout: the layout of the strategy.
+        batch: a nest of tensors and None, read outside of graphs.
+        rows: the examples in it.
+
+    Raises:
+        OperationMismatchError, PeerMissingError: as `operation`.
+    """
+    connected = _connected(layout)
+    if connected is not None and current_operation() is not None:
+        present = [each for each in tf.nest.flatten(batch) if tf.is_tensor(each)]
+        connected.begin(words(f"\nits batch of {rows} rows ({host_writes.digest(present):08x})"))
 
 
 class inside_step:  # noqa: N801

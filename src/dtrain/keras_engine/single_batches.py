@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.keras_engine.feed.sources import SplitIterator
-from dtrain.keras_engine.operation import note_divided
+from dtrain.keras_engine.operation import note_batch, note_divided
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.rows import (
     Split,
@@ -70,6 +70,7 @@ class SingleBatches:
         else:
             batch = to_tensors(batch)
             split, spec = split_batch(batch, self._layout), batch_spec(batch)
+            note_batch(self._layout, batch, int(rows_of(split)))
         self._spec = self._spec or spec
         if str(spec) != str(self._spec):
             self._spec = map_leaves(any_rows, spec)
