@@ -12,6 +12,7 @@ from tests.partitioned_models import MODELS, ROWS, dense, trained
 
 import dtrain
 from dtrain.errors import StepError
+from dtrain.keras_engine import eager_program
 
 
 def copies_of(made: Any) -> list[Any]:
@@ -197,8 +198,14 @@ def test_normalization_that_is_not_synchronized_uses_each_replicas_rows(size: in
             np.testing.assert_allclose(found, weight, rtol=2e-4, atol=1e-6)
 
 
-def test_what_ran_eagerly_goes_on_traced() -> None:
-    """Metrics, weights and the optimizer's state of an eager fit are those that a traced one finds."""
+def test_what_ran_eagerly_goes_on_traced(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metrics, weights and the optimizer's state of an eager fit are those that a traced one finds.
+
+    That it is no faster than one device is said once.
+    """
+    monkeypatch.setattr(eager_program, "_warned", False)
 
     def trained_in_turns(strategy: Any) -> tuple[Any, Any]:
         keras.utils.set_random_seed(5)
@@ -219,6 +226,7 @@ def test_what_ran_eagerly_goes_on_traced() -> None:
     np.testing.assert_allclose(scores, expected, rtol=2e-4)
     for found, weight in zip(made.get_weights(), one.get_weights(), strict=True):
         np.testing.assert_allclose(found, weight, rtol=2e-4, atol=1e-6)
+    assert caplog.text.count("With run_eagerly=True each process computes the whole batch") == 1
 
 
 def test_strategy_run_inside_a_step_says_what_to_do_instead() -> None:

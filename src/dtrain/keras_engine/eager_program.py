@@ -19,14 +19,25 @@ from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.replica_communication import StrategyCollectives
 from dtrain.keras_engine.rows import is_dense, without_optionals
 from dtrain.keras_engine.single_program import as_single_program, making_variables
+from dtrain.log import logger
+
+_warned = False
 
 
 class EagerProgram(SingleProgram):
     """The step, run eagerly."""
 
     def __init__(self, model: Any, layout: ReplicaLayout, *, training: bool) -> None:
+        global _warned
         super().__init__(model, layout, training=training)
         self._replicas = EagerReplicas(model.distribute_strategy, layout)
+        if not _warned and layout.worker == 0:
+            _warned = True
+            logger.warning(
+                "With run_eagerly=True each process computes the whole batch, as one device does: %d "
+                "replicas are no faster than one, and no gradient hook is called.",
+                layout.replicas,
+            )
 
     def run(self, parts: Sequence[Any], sizes: Any, phase: str | None = None) -> tuple[Any, Any]:
         """As `Program.run`."""
