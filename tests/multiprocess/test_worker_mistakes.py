@@ -25,7 +25,7 @@ def mistakes() -> dict[str, Any]:
     x = np.random.default_rng(0).normal(size=(22, 3)).astype("float32")
     y = x.sum(axis=1, keepdims=True)
 
-    def model(optimizer: Any = None, metrics: tuple[Any, ...] = ("mae",)) -> Any:
+    def model(optimizer: Any = None, metrics: tuple[Any, ...] = ("mae",), strategy: Any = strategy) -> Any:
         keras.utils.set_random_seed(1)
         with strategy.scope():
             made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -42,6 +42,10 @@ def mistakes() -> dict[str, Any]:
         history = fit(made)
         evaluated = made.evaluate(x, y, batch_size=9, verbose=0, return_dict=True)
         return history["mine"][0], history["mae"][0], evaluated["mine"], evaluated["mae"]
+
+    def metric_of_own_rows() -> Any:
+        local = dtrain.MultiWorkerMirroredStrategy(gradient_hook="local_sgd")
+        return fit(model(metrics=(keras.metrics.MeanAbsoluteError(),), strategy=local))
 
     def outside(made: Any = None) -> Any:
         made = made or keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
@@ -63,6 +67,7 @@ def mistakes() -> dict[str, Any]:
     cases: dict[str, Callable[[], Any]] = {
         "optimizer outside": lambda: fit(model(keras.optimizers.Adam())),
         "metric outside": metric_outside,
+        "metric outside, local SGD": metric_of_own_rows,
         "model outside": lambda: fit(outside()),
         "model outside, batch by batch": lambda: outside().train_on_batch(x, y),
         "model made earlier": lambda: fit(outside(earlier[0])),
@@ -103,10 +108,9 @@ def test_an_optimizer_made_outside_the_scope(seen: list[dict[str, Any]]) -> None
 def test_a_metric_made_outside_the_scope_is_not_silently_wrong(seen: list[dict[str, Any]]) -> None:
     for worker in seen:
         result, _ = worker["metric outside"]
-        if isinstance(result, str):
-            assert result.startswith("ScopeError") and "outside of any strategy's scope" in result
-        else:
-            np.testing.assert_allclose(result[0::2], result[1::2], rtol=2e-4)
+        np.testing.assert_allclose(result[0::2], result[1::2], rtol=2e-4)
+        error, _ = worker["metric outside, local SGD"]
+        assert error.startswith("ScopeError") and "made outside of any strategy's scope" in error
 
 
 @pytest.mark.parametrize("way", ["", ", batch by batch"])

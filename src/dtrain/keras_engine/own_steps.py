@@ -21,7 +21,7 @@ from dtrain.keras_engine.partitioned_steps import (
     leaves_there,
     traced_as_one_device,
 )
-from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.keras_engine.protocol import ReplicaLayout, check_metrics
 from dtrain.keras_engine.replica_communication import StrategyCollectives
 from dtrain.keras_engine.rows import (
     any_rows,
@@ -51,6 +51,7 @@ class OwnSteps(PartitionedProgram):
         with averaged_optimizer.set(self._model.optimizer):
             spec = map_leaves(any_rows, without_optional_specs(spec))
             self._own = traced_as_one_device(self._stock_step, spec, strategy)
+        check_metrics(self._model, self._layout)  # the trace may have made some
         self._divide_results()
 
     def run(self, parts: Sequence[Any], sizes: Any, phase: str | None = None) -> tuple[Any, Any]:

@@ -311,8 +311,7 @@ def check_model(model: Any) -> None:
     import keras  # imported here, because strategies import this module before they check Keras' backend
 
     strategy = model.distribute_strategy
-    made_under = upstream_keras.strategy_of(model)
-    check_scope(model, made_under)
+    check_scope(model, made_under := upstream_keras.strategy_of(model))
     if made_under is None and not _distribute().has_strategy():
         return  # TensorFlow's default strategy
     if made_under is not strategy:
@@ -326,12 +325,20 @@ def check_model(model: Any) -> None:
         return
     for variable in model.variables:
         check_variable(variable, strategy)
-    if layout.workers > 1:
-        # Replicas of one process can share a metric variable; each of several processes would have its own.
-        for variable in model.metrics_variables:
-            check_variable(variable, strategy)
+    check_metrics(model, layout)
     if isinstance(model.optimizer, keras.optimizers.Optimizer):
         check_same_strategy(model.optimizer, strategy, None)
+
+
+def check_metrics(model: Any, layout: ReplicaLayout) -> None:
+    """Refuses metrics made outside of the strategy's scope if local SGD gives each process those of its rows.
+
+    Raises:
+        ScopeError: names the metric's variable.
+    """
+    if layout.workers > 1 and layout.average_every:
+        for variable in model.metrics_variables:
+            check_variable(variable, model.distribute_strategy)
 
 
 def check_scope(model: Any, made_under: Any) -> None:
