@@ -488,6 +488,7 @@ case(
     lambda a: [tf.reshape(a, [3, -1, 2]), tf.reshape(a, [-1, 4])],
     x(3, "B", 4, layout=COLUMNS),
 )
+case("a size behind an ellipsis", lambda a: [tf.shape(a)[..., -1], tf.shape(a)[..., 0]], x("B", 7))
 case("reshape of sums", lambda a: tf.reshape(a, [3, 2]), part(6))
 case("Transpose", lambda a: [tf.transpose(a, [1, 0, 2]), tf.transpose(a)], x("B", 3, 2))
 case("Transpose of sums", lambda a: tf.transpose(a), part(3, 2))

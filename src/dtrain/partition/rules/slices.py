@@ -44,7 +44,7 @@ def _strided_slice(step: Partitioner, op: TracedOperation, inputs: list[Value]) 
     value, begin, end, stride = inputs
     constants = [each.constant for each in (begin, end, stride)]
     if value.entries is not None and value.rank == 1 and not op.attribute("new_axis_mask"):
-        if any(each is None for each in constants):
+        if any(each is None or each.size != 1 for each in constants):  # "..." beside an index, perhaps
             return None
         entries = _entries_sliced(op, value.entries, [int(each[0]) for each in constants if each is not None])
         return step.sizes(op, inputs, entries)
