@@ -616,11 +616,14 @@ def graphs_after(make_strategy: Any, models: int) -> int:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: dtrain.MirroredStrategy(["CPU:0", "CPU:1"]),
-        lambda: dtrain.CentralStorageStrategy(compute_devices=["CPU:0", "CPU:1"]),
-        lambda: dtrain.OneDeviceStrategy("CPU:0"),
+        pytest.param(lambda: dtrain.MirroredStrategy(["CPU:0", "CPU:1"]), id="mirrored"),
+        pytest.param(
+            lambda: dtrain.CentralStorageStrategy(compute_devices=["CPU:0", "CPU:1"]),
+            id="central_storage",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(lambda: dtrain.OneDeviceStrategy("CPU:0"), id="one_device", marks=pytest.mark.long),
     ],
-    ids=["mirrored", "central_storage", "one_device"],
 )
 def test_the_graphs_of_a_model_end_with_it(make: Any) -> None:
     """TensorFlow keeps each graph with a gradient of `tf.custom_gradient` as long as the process lives."""

@@ -75,9 +75,13 @@ def test_what_workers_do_not_do_alike_is_an_error(what: str, workers: tuple[int,
     assert first.startswith("OperationMismatchError: The workers are not at the same point") and said in first
 
 
-@pytest.mark.parametrize(
-    "what", ["learning rate", "weights", "train_on_batch", "metrics", "reset of metrics"]
-)
-def test_what_workers_do_alike_is_none(what: str) -> None:
-    first, second = dtrain.spawn(fitted, workers=2, args=[what, (0, 1)])
-    assert first == second and not isinstance(first, str), first
+def fitted_in_turn(whats: list[str]) -> list[Any]:
+    return [fitted(what, (0, 1)) for what in whats]
+
+
+def test_what_workers_do_alike_is_none() -> None:
+    whats = ["learning rate", "weights", "train_on_batch", "metrics", "reset of metrics"]
+    for what, first, second in zip(
+        whats, *dtrain.spawn(fitted_in_turn, workers=2, args=[whats]), strict=True
+    ):
+        assert first == second and not isinstance(first, str), (what, first)

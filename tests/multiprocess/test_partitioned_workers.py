@@ -81,7 +81,13 @@ def check_local_steps(strategy: Any) -> None:
         made.fit(x, x[:, :1], batch_size=17, shuffle=False, verbose=0)
 
 
-@pytest.mark.parametrize(("workers", "devices"), [(3, 1), (2, 2)], ids=["transport", "TensorFlow's ring"])
+@pytest.mark.parametrize(
+    ("workers", "devices"),
+    [
+        pytest.param(3, 1, id="transport"),
+        pytest.param(2, 2, id="TensorFlow's ring", marks=pytest.mark.long),
+    ],
+)
 def test_workers_have_the_numbers_of_one_device(workers: int, devices: int) -> None:
     """Batches of 17 give uneven parts; the last batch has one row, so all replicas but one have none."""
     first, *others = dtrain.spawn(of_worker, workers, args=(devices,), devices_per_worker=devices)
