@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from dtrain.launch import job_folders
+from processes import wait_until
 
 _HOLDER = """
 import sys
@@ -69,6 +70,21 @@ def test_the_next_start_deletes_what_a_launcher_and_its_guard_left_when_both_wer
     subprocess.run([*launch, str(tmp_path / "ends.py")], check=True)
     assert not any(folder.exists() for folder in left)
     psutil.wait_procs(processes)
+
+
+def test_a_spawn_that_is_killed_leaves_no_folder() -> None:
+    """It would have the function's arguments."""
+    script = "import signal, dtrain\ndtrain.spawn(signal.pause, 1)"
+
+    def folders() -> list[Path]:
+        return [*Path(tempfile.gettempdir()).glob(f"dtrain-{first.pid}-*")]
+
+    with subprocess.Popen([sys.executable, "-c", script]) as first:
+        wait_until(lambda: any((folder / "call.pickle").exists() for folder in folders()))
+        processes = psutil.Process(first.pid).children(recursive=True)
+        first.kill()
+    psutil.wait_procs(processes)  # the guard is one of them
+    assert folders() == []
 
 
 def test_an_own_folder_is_kept_until_it_is_removed(tmp_path: Path) -> None:

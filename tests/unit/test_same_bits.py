@@ -16,7 +16,7 @@ import pytest
 from tests.contract.harness import Report
 from tests.programs.registry import listed
 from tests.same_bits import store
-from tests.same_bits.compare import Intended
+from tests.same_bits.compare import Intended, difference
 from tests.same_bits.differences import differences, record, stored_for
 from tests.same_bits.plan import Comparison
 from tests.same_bits.store import Case, Files, Stored, key_here
@@ -125,6 +125,14 @@ def test_an_error_is_never_an_intended_difference(stored: Stored) -> None:
     assert len(runs.made) == 2
     assert not entry.covers(PLAN.case("each_steps_loss"), found)
     assert entry.covers(PLAN.case("each_steps_loss"), "loss by 5.0e-01")
+
+
+def test_what_the_base_alone_cannot_run_may_be_intended() -> None:
+    entry = Intended(("mirrored/each_*",), "a method is new")
+    failed = {"status": "error", "error": "AttributeError: "}
+    ran = {"status": "ok", "values": {}}
+    found = [difference(failed, ran), difference(failed, failed), difference(ran, failed)]
+    assert [entry.covers(PLAN.case("each_steps_loss"), each) for each in found] == [True, False, False]
 
 
 def test_what_is_not_stored_runs_in_both_trees(stored: Stored) -> None:

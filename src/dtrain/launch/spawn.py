@@ -10,7 +10,6 @@ import os
 import pickle
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -120,29 +119,29 @@ def make_calls(
             f"{problem} to another process: {error}",
             hint="Make models, datasets, strategies and open files inside the function.",
         ) from error
-    with tempfile.TemporaryDirectory(prefix="dtrain-spawn-") as path:
-        folder = Path(path)
+    session = Session(stdout=output, stderr=output)
+    launcher = LocalLauncher(session)
+    with session.opened(), launcher.opened():
+        folder = session.scratch()  # the session's guard deletes it, if this process is killed
         child.call_file(folder).write_bytes(pickle.dumps((sys.path, pickled)))
         # Run by its path: dtrain may be importable only after the child has set its sys.path to this one.
         command = [sys.executable, "-P", child.__file__, str(folder)]
-        session = Session(stdout=output, stderr=output)
-        launcher = LocalLauncher(session)
         commands = [TaskCommand(task, command, env) for task, env in environments.items()]
-        with session.opened(), launcher.opened():
-            outcome = Job(commands, launcher, timeout=timeout).run()
-        _raise_for(outcome, folder, timeout)
-        return [_result(task, folder) for task in environments]
+        outcome = Job(commands, launcher, timeout=timeout).run()
+        if outcome.signal is None:
+            _raise_for(outcome, folder, timeout)
+            return [_result(task, folder) for task in environments]
+    # The session has ended, so the signal may have its usual effect: KeyboardInterrupt for Ctrl-C.
+    signal.raise_signal(outcome.signal)
+    task, code = next(iter(outcome.exit_codes.items()))
+    raise TaskFailedError(
+        f"{signal.Signals(outcome.signal).name} was received: all processes of this call were ended.",
+        task=str(task),
+        exit_code=code,
+    )
 
 
 def _raise_for(outcome: JobOutcome, folder: Path, timeout: float | None) -> None:
-    if outcome.signal is not None:
-        # All processes have ended, so the signal may have its usual effect: KeyboardInterrupt for Ctrl-C.
-        signal.raise_signal(outcome.signal)
-        task, code = next(iter(outcome.exit_codes.items()))
-        name = signal.Signals(outcome.signal).name
-        raise TaskFailedError(
-            f"{name} was received: all processes of this call were ended.", task=str(task), exit_code=code
-        )
     if outcome.timed_out:
         task = outcome.timed_out[0]
         raise TaskTimeoutError(
