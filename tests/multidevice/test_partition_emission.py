@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import dtrain
+from dtrain.keras_engine.partitioned_steps import copies_of, traced_as_one_device
 from dtrain.partition.communication import Collectives, Parts
 from dtrain.partition.layouts import REPLICATED
 from dtrain.partition.marks import marked
+from dtrain.partition.nodes import LOOP
 from dtrain.partition.partition import Partitioned, by_batch
 from dtrain.partition.replicas import Replicas
 
@@ -102,6 +106,21 @@ def test_xla_compiles_what_a_replica_computes_between_two_rounds(function: Any, 
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     assert compiled_calls(made) == calls
     assert compiled_calls(called(step)[1]) == 0
+
+
+def test_each_replica_has_loops_of_its_own() -> None:
+    """One loop for both, of the gradients for example, would send what each iteration computes."""
+    strategy = dtrain.MirroredStrategy()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((5, 3)), keras.layers.LSTM(4), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        model.optimizer.build(model.trainable_variables)
+    step = traced_as_one_device(model.train_step, (tf.TensorSpec([8, 5, 3]), tf.TensorSpec([8, 1])), strategy)
+    copies = copies_of(step)
+    divided = Partitioned(
+        step, [by_batch(), by_batch()], Replicas(2, 2), copies=lambda captured: copies.get(id(captured))
+    )
+    assert [node.replica for node in divided.block.nodes if node.type == LOOP] == [0, 1, 0, 1]
 
 
 def test_what_has_an_effect_outside_runs_once_with_the_whole() -> None:

@@ -186,20 +186,28 @@ class LayoutConversion:
         if value.sizes[layout.dim] == 1:
             return value
         group, rank, build = self.group(layout.rows), len(value.sizes), self.build
-        rows = build.entry(build.shape(value.parts[0]), layout.dim)
-        alike = build.op(
-            "Equal",
-            [rows, build.times(group.total, layout.rows.factor)],
-            tf.bool,
-            T=tf.int32,
-            incompatible_shape_error=True,
-        )
+        checked: dict[Ref, Ref] = {}  # each replica checks what it has: a loop of its own needs no other's
+
+        def is_alike(own: Ref) -> Ref:
+            if own not in checked:
+                checked[own] = build.op(
+                    "Equal",
+                    [
+                        build.entry(build.shape(own), layout.dim),
+                        build.times(group.total, layout.rows.factor),
+                    ],
+                    tf.bool,
+                    T=tf.int32,
+                    incompatible_shape_error=True,
+                )
+            return checked[own]
 
         def part(place: int) -> Ref:
             begin = build.times(group.begin[place], layout.rows.factor)
             size = build.times(group.local[place], layout.rows.factor)
-            size = build.op("SelectV2", [alike, size, build.constant(-2, tf.int32)], tf.int32, T=tf.int32)
             own = value.parts[place]
+            wrong = build.constant(-2, tf.int32)
+            size = build.op("SelectV2", [is_alike(own), size, wrong], tf.int32, T=tf.int32)
             if value.sizes[layout.dim] is None:
                 # The dimension may turn out to have one entry, which is broadcast.
                 one = build.op(
