@@ -39,11 +39,12 @@ def digest(value: Any, before: int = 0) -> int:
     """A digest of a few values of each array, the same on processors that round differently.
 
     Args:
-        value: a nest of tensors and arrays.
+        value: a nest of tensors, arrays and None.
         before: the digest of what comes before.
     """
     for each in tf.nest.flatten(value, expand_composites=True):
-        before = zlib.crc32(_rounded(np.asarray(each)), before)
+        if each is not None:
+            before = zlib.crc32(_rounded(np.asarray(each)), before)
     return before
 
 

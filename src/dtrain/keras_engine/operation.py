@@ -12,8 +12,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-import tensorflow as tf
-
 from dtrain.cluster import operations, peers
 from dtrain.cluster.peers import Peers
 from dtrain.errors import DtrainError
@@ -146,8 +144,7 @@ def note_batch(layout: ReplicaLayout, batch: Any, rows: int) -> None:
     """
     connected = _connected(layout)
     if connected is not None and current_operation() is not None:
-        present = [each for each in tf.nest.flatten(batch) if tf.is_tensor(each)]
-        connected.begin(words(f"\nits batch of {rows} rows ({host_writes.digest(present):08x})"))
+        connected.begin(words(f"\nits batch of {rows} rows ({host_writes.digest(batch):08x})"))
 
 
 class inside_step:  # noqa: N801

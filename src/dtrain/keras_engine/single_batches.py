@@ -70,7 +70,8 @@ class SingleBatches:
         else:
             batch = to_tensors(batch)
             split, spec = split_batch(batch, self._layout), batch_spec(batch)
-            note_batch(self._layout, batch, int(rows_of(split)))
+            if self._layout.workers > 1:
+                note_batch(self._layout, without_optionals(batch), int(rows_of(split)))
         self._spec = self._spec or spec
         if str(spec) != str(self._spec):
             self._spec = map_leaves(any_rows, spec)

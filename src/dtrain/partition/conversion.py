@@ -186,37 +186,20 @@ class LayoutConversion:
         if value.sizes[layout.dim] == 1:
             return value
         group, rank, build = self.group(layout.rows), len(value.sizes), self.build
-        checked: dict[Ref, Ref] = {}  # each replica checks what it has: a loop of its own needs no other's
-
-        def is_alike(own: Ref) -> Ref:
-            if own not in checked:
-                checked[own] = build.op(
-                    "Equal",
-                    [
-                        build.entry(build.shape(own), layout.dim),
-                        build.times(group.total, layout.rows.factor),
-                    ],
-                    tf.bool,
-                    T=tf.int32,
-                    incompatible_shape_error=True,
-                )
-            return checked[own]
+        # Each replica checks what it has: a loop of its own needs no other's.
+        rows = {own: build.entry(build.shape(own), layout.dim) for own in dict.fromkeys(value.parts)}
+        total = build.times(group.total, layout.rows.factor)
+        alike = {own: build.equal(each, total) for own, each in rows.items()}
 
         def part(place: int) -> Ref:
             begin = build.times(group.begin[place], layout.rows.factor)
             size = build.times(group.local[place], layout.rows.factor)
             own = value.parts[place]
             wrong = build.constant(-2, tf.int32)
-            size = build.op("SelectV2", [is_alike(own), size, wrong], tf.int32, T=tf.int32)
+            size = build.op("SelectV2", [alike[own], size, wrong], tf.int32, T=tf.int32)
             if value.sizes[layout.dim] is None:
                 # The dimension may turn out to have one entry, which is broadcast.
-                one = build.op(
-                    "Equal",
-                    [build.entry(build.shape(own), layout.dim), build.constant(1, tf.int32)],
-                    tf.bool,
-                    T=tf.int32,
-                    incompatible_shape_error=True,
-                )
+                one = build.equal(rows[own], build.constant(1, tf.int32))
                 begin = build.op("SelectV2", [one, build.constant(0, tf.int32), begin], tf.int32, T=tf.int32)
                 size = build.op("SelectV2", [one, build.constant(1, tf.int32), size], tf.int32, T=tf.int32)
             return build.slice(own, rank, layout.dim, begin, size)
@@ -347,10 +330,7 @@ class LayoutConversion:
         begin = [build.entry(ends, place) for place in places]
         if some_idle:
             zero, one = build.constant(0, tf.int32), build.constant(1, tf.int32)
-            self._idle = [
-                build.op("Equal", [each, zero], tf.bool, T=tf.int32, incompatible_shape_error=True)
-                for each in local
-            ]
+            self._idle = [build.equal(each, zero) for each in local]
             least = build.binary("Minimum", total, one)
             local = [build.binary("Maximum", each, least) for each in local]
             begin = [

@@ -211,6 +211,10 @@ class Builder:
         """Appends an operation of two tensors of one type."""
         return self.op(kind, [left, right], T=left.dtype)
 
+    def equal(self, left: Ref, right: Ref) -> Ref:
+        """Whether two tensors of one type are equal, element by element."""
+        return self.op("Equal", [left, right], tf.bool, T=left.dtype, incompatible_shape_error=True)
+
     def times(self, value: Ref, number: int) -> Ref:
         """Multiplies by a number."""
         return value if number == 1 else self.binary("Mul", value, self.constant(number, value.dtype))
