@@ -210,7 +210,7 @@ def test_functions_that_serve_all_arrays_keep_none_and_mix_none_up(at_once: int)
                 ).tolist()
             )
         )
-        missed.append(arrays._traced.cache_info().misses + passes._read_traced.cache_info().misses)
+        missed.append(arrays._traced.cache_info().misses + passes.traced_read.cache_info().misses)
     assert missed[0] == missed[1], "the second source traces nothing"
     assert seen[1] == sorted(-value for value in seen[0]), "each source reads its own arrays"
     assert seen[0] == np.arange(0.0, 30.0, 2.0).tolist()

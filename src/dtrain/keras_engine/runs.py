@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from dtrain import channel
-from dtrain.keras_engine.feed.passes import BatchBuffer
+from dtrain.keras_engine.feed.passes import BatchBuffer, traced_read
 from dtrain.keras_engine.feed.sources import SplitIterator
 from dtrain.keras_engine.rows import rows_of, split_of
 from dtrain.progress import reporter
@@ -68,7 +68,7 @@ class Run:
         self._outputs, self._waited = step.structured_outputs  # type: ignore[attr-defined]
         self._reading = _ReadingFlag() if channel.connected() else None
         self._timed = not upstream_tf.deterministic_operations()  # then `tf.timestamp` is an error
-        self._reader: Any = iterator.reader
+        self._reader = iterator.reader
         loop: Callable[..., Any] = self._counted if exact else self._until_end
         if self._reader:
             loop = self._buffered
@@ -146,7 +146,7 @@ class Run:
         """The buffer, read anew if no batch is left in it; and the seconds of reading."""
 
         def another() -> Any:
-            return self._read(lambda: BatchBuffer.read(self._reader.read, data, buffer.place))
+            return self._read(lambda: BatchBuffer.read(traced_read(self._reader), data, buffer.place))
 
         found: tuple[BatchBuffer, Any]
         found = tf.cond(buffer.left(), lambda: (buffer, tf.zeros([], tf.float64)), another)

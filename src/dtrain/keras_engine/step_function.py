@@ -6,9 +6,10 @@ computes is not decided here, but in `steps.py`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -26,10 +27,18 @@ from dtrain.keras_engine.single_batches import SingleBatches
 from dtrain.keras_engine.step_plan import as_record, warn_of_much
 from dtrain.keras_engine.steps import Program
 from dtrain.partition.plan import Plan
+from dtrain.task_hooks import without_collection
 from dtrain.upstream import functions
 from dtrain.upstream import tensorflow as upstream_tf
 
 _NO_STEPS = RunResult(0, None, None, 0.0, None)
+
+
+@contextlib.contextmanager
+def _tracing() -> Iterator[None]:
+    """A scope in which functions are traced, which makes objects that stay."""
+    with without_collection(), events.part("start", doing="compute"):
+        yield
 
 
 class StepFunction:
@@ -208,7 +217,7 @@ class StepFunction:
         key = f"{_kind(specs, iterator.batch_spec, phase)} {exact} {last} {iterator.reader}"
         if key not in self._runs:
             traced = self._traced_step(specs, iterator.batch_spec, phase)
-            with events.part("start", doing="compute"):
+            with _tracing():
                 results = self._program.results if last and self._program.stock else None
                 self._runs[key] = Run(traced, iterator, exact=exact, results=results)
         return self._runs[key]
@@ -224,13 +233,13 @@ class StepFunction:
         key = _kind(specs, batch_spec, phase)
         if key not in self._functions:
             program = self._program
-            with events.part("start", doing="compute"):
+            with _tracing():
                 program.prepare(batch_spec, phase)
 
             def run(parts: Any, sizes: Any) -> Any:
                 return program.run(parts, sizes, phase)
 
-            with events.part("start", doing="compute"):
+            with _tracing():
                 self._functions[key] = upstream_tf.made_for_each_model(run).get_concrete_function(*specs)
         return self._functions[key]
 

@@ -186,6 +186,8 @@ class LayoutConversion:
         if value.sizes[layout.dim] == 1:
             return value
         group, rank, build = self.group(layout.rows), len(value.sizes), self.build
+        if group.known is not None and value.sizes[layout.dim] == group.known * layout.rows.factor:
+            return self._rows_divided(value, layout)
         # Each replica checks what it has: a loop of its own needs no other's.
         rows = {own: build.entry(build.shape(own), layout.dim) for own in dict.fromkeys(value.parts)}
         total = build.times(group.total, layout.rows.factor)
@@ -203,6 +205,22 @@ class LayoutConversion:
                 begin = build.op("SelectV2", [one, build.constant(0, tf.int32), begin], tf.int32, T=tf.int32)
                 size = build.op("SelectV2", [one, build.constant(1, tf.int32), size], tf.int32, T=tf.int32)
             return build.slice(own, rank, layout.dim, begin, size)
+
+        return self.by_part(part, layout, value.shape)
+
+    def _rows_divided(self, value: Value, layout: Sharded) -> Value:
+        """As `divided`, of a value that surely has the rows of the group."""
+        group, build, factor = self.group(layout.rows), self.build, layout.rows.factor
+        filled = {part.node.type for part in value.parts} == {"Fill"} and None not in value.sizes
+        shape = self.own_shape(value.sizes, layout, tf.int32) if filled else None  # type: ignore[arg-type]
+
+        def part(place: int) -> Ref:
+            own = value.parts[place]
+            if shape is not None:  # one number, as a loop of gradients begins with zeros
+                inputs = [shape.parts[place], own.node.inputs[1]]
+                return build.op("Fill", inputs, own.dtype, T=own.dtype, index_type=tf.int32)
+            begin, size = (build.times(each[place], factor) for each in (group.begin, group.local))
+            return build.slice(own, len(value.sizes), layout.dim, begin, size)
 
         return self.by_part(part, layout, value.shape)
 
@@ -239,19 +257,25 @@ class LayoutConversion:
         whole = shape.constant
         if whole is None or whole.ndim == 0 or whole[layout.element.dim] < 0:
             return Value(value.parts, layout, value.shape)
-        build, rows, dim = self.build, layout.element.rows, layout.element.dim
-        sizes = [int(each) for each in whole]
+        element = self.own_shape([int(each) for each in whole], layout.element, shape.dtype)
 
         def part(place: int) -> Ref:
-            own = build.times(self.group(rows).local[place], rows.factor)
-            entries = [
-                build.cast(own, shape.dtype) if each == dim else build.constant(size, shape.dtype)
-                for each, size in enumerate(sizes)
-            ]
-            inputs = [build.stack(entries), number.parts[place]]
-            return build.node(op.type, inputs, op.attributes, [tf.variant])[0]
+            inputs = [element.parts[place], number.parts[place]]
+            return self.build.node(op.type, inputs, op.attributes, [tf.variant])[0]
 
         return self.by_part(part, layout, value.shape)
+
+    def own_shape(self, sizes: Sequence[int], layout: Sharded, dtype: tf.DType) -> Value:
+        """The shape of each replica's part of a value with these sizes, a vector."""
+        build, rows = self.build, layout.rows
+
+        def part(place: int) -> Ref:
+            own = build.cast(build.times(self.group(rows).local[place], rows.factor), dtype)
+            return build.stack(
+                [own if dim == layout.dim else build.constant(size, dtype) for dim, size in enumerate(sizes)]
+            )
+
+        return self.by_part(part, LOCAL_SIZES, (len(sizes),))
 
     def _changed_elements(
         self, value: Value, old: Layout, new: Layout, shape: tuple[int | None, ...]
@@ -304,12 +328,15 @@ class LayoutConversion:
         """How many rows of a group each replica has; what counts them has a factor beside it."""
         return self._groups[rows.group]
 
-    def define_group(self, key: Hashable, sizes: Ref, *, some_idle: bool = False) -> None:
+    def define_group(
+        self, key: Hashable, sizes: Ref, *, some_idle: bool = False, known: int | None = None
+    ) -> None:
         """Defines a group of rows.
 
         Args:
             key: its key.
             sizes: the numbers of rows of all replicas, a vector of type int32.
+            known: their sum, where it is the same in every step.
             some_idle: whether replicas may have no rows. Such a replica has one nevertheless, since some
                 kernels fail without: its values are those of the last row, and count nowhere.
         """
@@ -337,4 +364,4 @@ class LayoutConversion:
                 build.binary("Minimum", start, build.binary("Sub", total, size))
                 for start, size in zip(begin, local, strict=True)
             ]
-        self._groups[key] = RowGroup(tuple(local), tuple(begin), total)
+        self._groups[key] = RowGroup(tuple(local), tuple(begin), total, known)

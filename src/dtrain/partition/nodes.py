@@ -140,6 +140,7 @@ class Builder:
         self.block = block
         self.control: list[tuple[Node, ...]] = [()] * replicas
         self.source: TracedOperation | None = None
+        self._constants: dict[bytes, Ref] = {}
 
     def node(
         self,
@@ -196,10 +197,15 @@ class Builder:
         return self.node(kind, inputs, found, [dtype or inputs[0].dtype])[0]
 
     def constant(self, value: Any, dtype: tf.DType) -> Ref:
-        """Appends a `Const`."""
+        """A `Const`, appended once to a block for all that need its value."""
         tensor = tf.make_tensor_proto(np.asarray(value), dtype)
-        content = tf.compat.v1.AttrValue(tensor=tensor)
-        return self.node("Const", (), {"dtype": attribute(dtype), "value": content}, [dtype])[0]
+        key = tensor.SerializeToString(deterministic=True)
+        if key not in self._constants:
+            content = tf.compat.v1.AttrValue(tensor=tensor)
+            made = Node("Const", (), {"dtype": attribute(dtype), "value": content}, (dtype,), source=self.source)
+            self.block.nodes.append(made)
+            self._constants[key] = Ref(made)
+        return self._constants[key]
 
     def cast(self, value: Ref, dtype: tf.DType) -> Ref:
         """Appends a `Cast`, unless the type is right."""

@@ -16,7 +16,7 @@ from dtrain.partition.nodes import NodeBlock
 from dtrain.partition.partitioner import Partitioner
 from dtrain.partition.plan import plan_of
 from dtrain.partition.replicas import Replicas
-from dtrain.partition.traced import TracedOperation, read_graph, static_shape
+from dtrain.partition.traced import TracedOperation, TracedTensor, read_graph, static_shape
 from dtrain.partition.values import Value
 from dtrain.upstream.functions import graph_of_definition, graph_of_function
 
@@ -64,8 +64,9 @@ class Partitioned:
         self.replicas = replicas
         self.block: NodeBlock = step.block
         sizes = self.block.input(tf.int32)
-        step.define_group(BATCH, sizes, some_idle=some_idle)
         outside = {tensor.name: captured for captured, tensor in graph.captures}
+        batch = [each for each in traced.inputs if f"{each.op.name}:{each.index}" not in outside]
+        step.define_group(BATCH, sizes, some_idle=some_idle, known=_rows_of(batch, layouts))
         variables = {id(each.handle): each.shape for each in graph.variables}
         given = iter(layouts)
         self._captured: list[Sequence[Any] | None] = []  # of each input; None for those that the caller gives
@@ -125,6 +126,16 @@ class Partitioned:
         for captured in self._captured:
             tensors += next(given) if captured is None else captured
         return emission.emit(self.block, tensors)
+
+
+def _rows_of(batch: Sequence[TracedTensor], layouts: Sequence[Layout]) -> int | None:
+    """The rows of a batch, where its tensors' shapes say how many."""
+    found = {
+        each.shape[layout.dim] if each.shape else None
+        for each, layout in zip(batch, layouts, strict=True)
+        if isinstance(layout, Sharded) and layout.rows == RowCount(BATCH)
+    }
+    return found.pop() if len(found) == 1 else None
 
 
 def _function_of(op: TracedOperation, name: str) -> Any:

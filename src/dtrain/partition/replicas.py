@@ -15,11 +15,13 @@ class RowGroup:
         local: the number of rows, by replica of this process.
         begin: the number of the first of them in the whole, likewise.
         total: the number of rows of all replicas.
+        known: that number, where it is the same in every step.
     """
 
     local: tuple[Ref, ...]
     begin: tuple[Ref, ...]
     total: Ref
+    known: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

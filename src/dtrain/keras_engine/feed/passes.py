@@ -123,7 +123,7 @@ class BufferedPasses(Passes):
     def read(self) -> Any:
         """The reader's `read`, traced once for all arrays of the same kind."""
         place = tf.TensorSpec([2], tf.int64)
-        return _read_traced(self.reader).get_concrete_function(self.reader.specs(self._data), place)
+        return traced_read(self.reader).get_concrete_function(self.reader.specs(self._data), place)
 
     def read_rows(self, position: tuple[int, int]) -> tuple[Any, BatchBuffer]:
         """What `reader` reads from a position on, and the buffer that is left.
@@ -175,8 +175,8 @@ def rows_between(reader: RowReader) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _read_traced(reader: Any) -> Any:
-    """A reader's `read` as a traced function."""
+def traced_read(reader: Any) -> Any:
+    """A reader's `read` as a function, traced once for all arrays of the same kind."""
     return tf.function(reader.read, autograph=False)
 
 

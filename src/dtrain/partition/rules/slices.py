@@ -142,16 +142,23 @@ def _strided_slice_gradient(
     shape, gradient = inputs[0], inputs[4]
     if gradient.partial and shape.replicated:
         return step.each(op, [shape, *map(step.whole, inputs[1:4]), gradient], PARTIAL)
-    counted = rows_in_shape(shape)
-    if gradient.sharded is None or counted is None or shape.entries is None:
+    if gradient.sharded is None:
         return None
-    place, rows = counted
-    sizes = tuple(each if isinstance(each, int) else None for each in shape.entries)
-    to_end = [each is not None and each == counted[1] for each in inputs[2].entries or ()]
+    counted, entries = rows_in_shape(shape), shape.entries
+    if counted is None and shape.constant is not None and shape.constant.ndim == 1:
+        entries = tuple(int(each) for each in shape.constant)
+    elif counted is None or counted[1] != gradient.sharded.rows:
+        return None
+    sizes = tuple(each if isinstance(each, int) else None for each in entries or ())
+    to_end = [counted is not None and each == counted[1] for each in inputs[2].entries or ()]
     slices = _slice_of_dims(op, sizes, [each.constant for each in inputs[1:4]], to_end)
-    if _through(slices, place) != gradient.sharded.dim or rows != gradient.sharded.rows:
+    place = next((dim for dim in range(len(sizes)) if _through(slices, dim) == gradient.sharded.dim), None)
+    if place is None or (counted is not None and place != counted[0]):
         return None
-    (found,) = step.each(op, [shape, *map(step.whole, inputs[1:4]), gradient], gradient.sharded.along(place))
+    layout = gradient.sharded.along(place)
+    if counted is None:
+        shape = step.own_shape([int(each) for each in shape.constant], layout, shape.dtype)
+    (found,) = step.each(op, [shape, *map(step.whole, inputs[1:4]), gradient], layout)
     found.shape = found.shape or sizes
     return [found]
 
