@@ -202,7 +202,8 @@ class Builder:
         key = tensor.SerializeToString(deterministic=True)
         if key not in self._constants:
             content = tf.compat.v1.AttrValue(tensor=tensor)
-            made = Node("Const", (), {"dtype": attribute(dtype), "value": content}, (dtype,), source=self.source)
+            attributes = {"dtype": attribute(dtype), "value": content}
+            made = Node("Const", (), attributes, (dtype,), source=self.source)
             self.block.nodes.append(made)
             self._constants[key] = Ref(made)
         return self._constants[key]
