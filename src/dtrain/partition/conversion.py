@@ -212,7 +212,7 @@ class LayoutConversion:
         """As `divided`, of a value that surely has the rows of the group."""
         group, build, factor = self.group(layout.rows), self.build, layout.rows.factor
         filled = {part.node.type for part in value.parts} == {"Fill"} and None not in value.sizes
-        shape = self.own_shape(value.sizes, layout, tf.int32) if filled else None  # type: ignore[arg-type]
+        shape = self.own_shape(value.sizes, layout, tf.int32) if filled else None
 
         def part(place: int) -> Ref:
             own = value.parts[place]
@@ -257,7 +257,7 @@ class LayoutConversion:
         whole = shape.constant
         if whole is None or whole.ndim == 0 or whole[layout.element.dim] < 0:
             return Value(value.parts, layout, value.shape)
-        element = self.own_shape([int(each) for each in whole], layout.element, shape.dtype)
+        element = self.own_shape(tuple(map(int, whole)), layout.element, shape.dtype)
 
         def part(place: int) -> Ref:
             inputs = [element.parts[place], number.parts[place]]
@@ -265,17 +265,23 @@ class LayoutConversion:
 
         return self.by_part(part, layout, value.shape)
 
-    def own_shape(self, sizes: Sequence[int], layout: Sharded, dtype: tf.DType) -> Value:
-        """The shape of each replica's part of a value with these sizes, a vector."""
-        build, rows = self.build, layout.rows
+    def own_shape(self, sizes: Shape, layout: Sharded, dtype: tf.DType) -> Value:
+        """The shape of each replica's part of a value, a vector.
+
+        Args:
+            sizes: the shape of the whole value, known but for the divided dimension.
+            layout: how the value is divided.
+            dtype: the type of the vector.
+        """
+        build, rows, known = self.build, layout.rows, sizes or ()
 
         def part(place: int) -> Ref:
             own = build.cast(build.times(self.group(rows).local[place], rows.factor), dtype)
             return build.stack(
-                [own if dim == layout.dim else build.constant(size, dtype) for dim, size in enumerate(sizes)]
+                [own if dim == layout.dim else build.constant(size, dtype) for dim, size in enumerate(known)]
             )
 
-        return self.by_part(part, LOCAL_SIZES, (len(sizes),))
+        return self.by_part(part, LOCAL_SIZES, (len(known),))
 
     def _changed_elements(
         self, value: Value, old: Layout, new: Layout, shape: tuple[int | None, ...]

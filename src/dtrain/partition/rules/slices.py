@@ -157,7 +157,7 @@ def _strided_slice_gradient(
         return None
     layout = gradient.sharded.along(place)
     if counted is None:
-        shape = step.own_shape([int(each) for each in shape.constant], layout, shape.dtype)
+        shape = step.own_shape(sizes, layout, shape.dtype)
     (found,) = step.each(op, [shape, *map(step.whole, inputs[1:4]), gradient], layout)
     found.shape = found.shape or sizes
     return [found]
