@@ -157,7 +157,14 @@ def _broadcast_to(step: Partitioner, op: TracedOperation, inputs: list[Value]) -
     if counted is None or value.rank is None:
         if value.replicated or value.partial:
             return step.each(op, [value, step.whole(target)], value.layout)
-        return None
+        sizes = None if target.constant is None else tuple(int(each) for each in target.constant)
+        if value.sharded is None or value.shape is None or sizes is None:
+            return None
+        place = value.sharded.dim + len(sizes) - len(value.shape)
+        if sizes[place] != value.shape[value.sharded.dim]:
+            return None
+        layout = value.sharded.along(place)
+        return step.each(op, [value, step.own_shape(sizes, layout, target.dtype)], layout)
     place, rows = counted
     value = step.whole(value) if value.partial or value.counts_rows else value
     dim = place - (len(target.entries or ()) - len(value.sizes))

@@ -181,9 +181,13 @@ def _slice(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[
     dim = value.sharded.dim
     if not begin.replicated or begin.entries is None or begin.entries[dim] != 0 or size.entries is None:
         return None
-    if size.entries[dim] != value.sharded.rows and size.entries[dim] != -1:
+    if size.constant is not None and value.shape is not None and size.constant[dim] == value.shape[dim]:
+        rest = size.constant.copy()
+        rest[dim] = -1
+        size = step.constant(rest, size.dtype)
+    elif size.entries[dim] != value.sharded.rows and size.entries[dim] != -1:
         return None
-    return step.each(op, inputs, value.layout)
+    return step.each(op, [value, begin, size], value.layout)
 
 
 @rule("ConcatV2", for_replicated=True)
