@@ -178,14 +178,14 @@ def _slice(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[
         return None
     if value.sharded is None:
         return step.each(op, [value, step.whole(begin), step.whole(size)], value.layout)
-    dim = value.sharded.dim
-    if not begin.replicated or begin.entries is None or begin.entries[dim] != 0 or size.entries is None:
+    dim, entries = value.sharded.dim, size.entries
+    if not begin.replicated or begin.entries is None or begin.entries[dim] != 0 or entries is None:
         return None
     if size.constant is not None and value.shape is not None and size.constant[dim] == value.shape[dim]:
         rest = size.constant.copy()
         rest[dim] = -1
         size = step.constant(rest, size.dtype)
-    elif size.entries[dim] != value.sharded.rows and size.entries[dim] != -1:
+    elif entries[dim] != value.sharded.rows and entries[dim] != -1:
         return None
     return step.each(op, [value, begin, size], value.layout)
 
