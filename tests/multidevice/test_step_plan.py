@@ -48,7 +48,7 @@ def line_of(mark: str) -> str:
     return f"test_step_plan.py:{first + next(i for i, text in enumerate(lines) if mark in text)}"
 
 
-def plans_of(make: Callable[[], Any], width: int) -> Plans:
+def plans_of(make: Callable[[], Any], width: int, *, batch: int = 20) -> Plans:
     """The plans of the steps of a model with one output on two replicas."""
     keras.utils.set_random_seed(1)
     with dtrain.MirroredStrategy().scope():
@@ -56,7 +56,7 @@ def plans_of(make: Callable[[], Any], width: int) -> Plans:
     x = np.random.default_rng(0).normal(size=(ROWS, width)).astype("float32")
     seen = Plans()
     data = (x, x[:, :1])
-    made.fit(*data, validation_data=data, batch_size=20, verbose=0, callbacks=[seen])
+    made.fit(*data, validation_data=data, batch_size=batch, verbose=0, callbacks=[seen])
     return seen
 
 
@@ -74,6 +74,21 @@ def test_a_step_of_dense_layers_sums_its_gradients_in_one_round() -> None:
     assert plan["sum_bytes"] == 4 * 33 and plan["sums"] == 4
     assert all("optimizers/sgd.py" in each["line"] for each in plan["communications"])
     assert all("test_step_plan.py" in each["line"] for each in plan["communications"])
+
+
+def recurrent() -> Any:
+    inputs = keras.Input((6,))
+    both = keras.layers.Bidirectional(keras.layers.LSTM(3))(keras.layers.Reshape((3, 2))(inputs))
+    made = keras.Model(inputs, keras.layers.Dense(1)(both))
+    made.compile("sgd", "mse")
+    return made
+
+
+def test_recurrent_layers_gather_nothing_whether_the_rows_of_a_batch_are_known_or_not() -> None:
+    (known,) = plans_of(recurrent, 6).train
+    seen = plans_of(recurrent, 6, batch=18).train  # 4 rows are left
+    for plan in (known, *seen):
+        assert (plan["rounds"], plan["gathers"], plan["gathered"]) == (1, 0, [])
 
 
 def test_an_evaluation_communicates_in_no_step() -> None:

@@ -33,7 +33,7 @@ from dtrain.keras_engine.feed.same_examples import FirstBatch
 from dtrain.keras_engine.input_advice import counts_for_sure, may_be_buffered
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, own_positions, own_split
-from dtrain.keras_engine.rows import Split, packed, split_of
+from dtrain.keras_engine.rows import Split, packed, split_of, unconverted
 from dtrain.keras_engine.splitting import split_batch
 from dtrain.log import logger
 from dtrain.upstream import datasets as upstream_datasets
@@ -203,7 +203,11 @@ class SplitDataset:
             with tf.control_dependencies([first.note(number, batch)]):  # type: ignore[union-attr]
                 return parts(*batch)
 
-        split = dataset.map(parts) if first is None else dataset.enumerate().map(noted_parts)
+        split = (
+            dataset.map(unconverted(parts))
+            if first is None
+            else dataset.enumerate().map(unconverted(noted_parts))
+        )
         split = split.with_options(options)
         return split.prefetch(tf.data.AUTOTUNE) if may_be_buffered(dataset) else split
 
