@@ -219,7 +219,7 @@ class LayoutConversion:
             if shape is not None:  # one number, as a loop of gradients begins with zeros
                 inputs = [shape.parts[place], own.node.inputs[1]]
                 return build.op("Fill", inputs, own.dtype, T=own.dtype, index_type=tf.int32)
-            begin, size = (build.times(each[place], factor) for each in (group.begin, group.local))
+            begin, size = (build.times(each[place], factor) for each in (group.begin, group.sizes))
             return build.slice(own, len(value.sizes), layout.dim, begin, size)
 
         return self.by_part(part, layout, value.shape)
@@ -276,7 +276,7 @@ class LayoutConversion:
         build, rows, known = self.build, layout.rows, sizes or ()
 
         def part(place: int) -> Ref:
-            own = build.cast(build.times(self.group(rows).local[place], rows.factor), dtype)
+            own = build.cast(build.times(self.group(rows).sizes[place], rows.factor), dtype)
             return build.stack(
                 [own if dim == layout.dim else build.constant(size, dtype) for dim, size in enumerate(known)]
             )
@@ -342,7 +342,7 @@ class LayoutConversion:
         Args:
             key: its key.
             sizes: the numbers of rows of all replicas, a vector of type int32.
-            known: their sum, where it is the same in every step.
+            known: their sum, where the shapes of the batch say it.
             some_idle: whether replicas may have no rows. Such a replica has one nevertheless, since some
                 kernels fail without: its values are those of the last row, and count nowhere.
         """
@@ -370,4 +370,8 @@ class LayoutConversion:
                 build.binary("Minimum", start, build.binary("Sub", total, size))
                 for start, size in zip(begin, local, strict=True)
             ]
-        self._groups[key] = RowGroup(tuple(local), tuple(begin), total, known)
+        checked = local
+        if known is not None:
+            alike, wrong = build.equal(total, build.constant(known, tf.int32)), build.constant(-2, tf.int32)
+            checked = [build.op("SelectV2", [alike, each, wrong], tf.int32, T=tf.int32) for each in local]
+        self._groups[key] = RowGroup(tuple(local), tuple(begin), total, known, tuple(checked))

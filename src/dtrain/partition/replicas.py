@@ -15,13 +15,15 @@ class RowGroup:
         local: the number of rows, by replica of this process.
         begin: the number of the first of them in the whole, likewise.
         total: the number of rows of all replicas.
-        known: that number, where it is the same in every step.
+        known: that number, where the shapes of the batch say it.
+        sizes: as `local`, for the sizes of values: an error if there are other rows than the shapes say.
     """
 
     local: tuple[Ref, ...]
     begin: tuple[Ref, ...]
     total: Ref
-    known: int | None = None
+    known: int | None
+    sizes: tuple[Ref, ...]
 
 
 @dataclasses.dataclass(frozen=True)
