@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from dtrain.keras_engine.feed.passes import traced_read
 from dtrain.keras_engine.feed.sources import SplitIterator
 from dtrain.keras_engine.groups import GroupIterator
 from dtrain.keras_engine.loop import TARGET_SECONDS, GroupCall
@@ -124,7 +125,7 @@ class OneReplicaPredict:
         )
 
         def group(data: Any, place: Any) -> Any:
-            batches, after = reader.read(data, place)
+            batches, after = traced_read(reader)(data, place)
 
             def predicted(number: Any) -> Any:
                 def of_batch(leaf: Any, spec: tf.TensorSpec) -> Any:

@@ -265,7 +265,7 @@ class LayoutConversion:
 
         return self.by_part(part, layout, value.shape)
 
-    def own_shape(self, sizes: Shape, layout: Sharded, dtype: tf.DType) -> Value:
+    def own_shape(self, sizes: Sequence[int | None], layout: Sharded, dtype: tf.DType) -> Value:
         """The shape of each replica's part of a value, a vector.
 
         Args:
@@ -273,15 +273,23 @@ class LayoutConversion:
             layout: how the value is divided.
             dtype: the type of the vector.
         """
-        build, rows, known = self.build, layout.rows, sizes or ()
+        build, rows = self.build, layout.rows
 
         def part(place: int) -> Ref:
             own = build.cast(build.times(self.group(rows).sizes[place], rows.factor), dtype)
             return build.stack(
-                [own if dim == layout.dim else build.constant(size, dtype) for dim, size in enumerate(known)]
+                [own if dim == layout.dim else build.constant(size, dtype) for dim, size in enumerate(sizes)]
             )
 
-        return self.by_part(part, LOCAL_SIZES, (len(known),))
+        return self.by_part(part, LOCAL_SIZES, (len(sizes),))
+
+    def open_along(self, sizes: Value, dim: int) -> Value:
+        """Constant sizes, with the divided dimension left to what each replica has."""
+        if sizes.constant is None:
+            raise ValueError("sizes that are not known have no dimension to leave open")
+        found = sizes.constant.copy()
+        found[dim] = -1
+        return self.constant(found, sizes.dtype)
 
     def _changed_elements(
         self, value: Value, old: Layout, new: Layout, shape: tuple[int | None, ...]

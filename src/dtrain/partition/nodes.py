@@ -197,7 +197,7 @@ class Builder:
         return self.node(kind, inputs, found, [dtype or inputs[0].dtype])[0]
 
     def constant(self, value: Any, dtype: tf.DType) -> Ref:
-        """A `Const`, appended once to a block for all that need its value."""
+        """A `Const`, appended once to a block for all that need its value. Nothing has to run before it."""
         tensor = tf.make_tensor_proto(np.asarray(value), dtype)
         key = tensor.SerializeToString(deterministic=True)
         if key not in self._constants:

@@ -65,16 +65,16 @@ class Partitioned:
         self.block: NodeBlock = step.block
         sizes = self.block.input(tf.int32)
         outside = {tensor.name: captured for captured, tensor in graph.captures}
-        batch = [each for each in traced.inputs if f"{each.op.name}:{each.index}" not in outside]
+        caught = {tensor: outside.get(f"{tensor.op.name}:{tensor.index}") for tensor in traced.inputs}
+        batch = [tensor for tensor, captured in caught.items() if captured is None]
         step.define_group(BATCH, sizes, some_idle=some_idle, known=_rows_of(batch, layouts))
         variables = {id(each.handle): each.shape for each in graph.variables}
         given = iter(layouts)
         self._captured: list[Sequence[Any] | None] = []  # of each input; None for those that the caller gives
         inputs = []
-        for tensor in traced.inputs:
+        for tensor, captured in caught.items():
             shape = tensor.shape
             own: Sequence[Any]
-            captured = outside.get(f"{tensor.op.name}:{tensor.index}")
             if captured is None:
                 self._captured.append(None)
                 parts = tuple(self.block.input(tensor.dtype, place) for place in range(replicas.here))

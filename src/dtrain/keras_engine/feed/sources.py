@@ -195,19 +195,17 @@ class SplitDataset:
             options.deterministic = True
         dataset, first = self._dataset, self.first
 
+        @unconverted
         def parts(*batch: Any) -> Any:
             return tuple(split_batch(packed(batch, self.element_spec), layout))
 
+        @unconverted
         def noted_parts(number: Any, batch: Any) -> Any:
             batch = batch if isinstance(batch, tuple) else (batch,)
             with tf.control_dependencies([first.note(number, batch)]):  # type: ignore[union-attr]
                 return parts(*batch)
 
-        split = (
-            dataset.map(unconverted(parts))
-            if first is None
-            else dataset.enumerate().map(unconverted(noted_parts))
-        )
+        split = dataset.map(parts) if first is None else dataset.enumerate().map(noted_parts)
         split = split.with_options(options)
         return split.prefetch(tf.data.AUTOTUNE) if may_be_buffered(dataset) else split
 

@@ -102,9 +102,7 @@ def _own_shape(step: Partitioner, handle: Value, shape: Value) -> Value:
         return step.own_sizes(shape)
     if shape.constant is None or shape.constant.ndim == 0:
         return step.whole(shape)
-    sizes = shape.constant.copy()
-    sizes[layout.dim] = -1
-    return step.constant(sizes, shape.dtype)
+    return step.open_along(shape, layout.dim)
 
 
 @rule("TensorListFromTensor", for_replicated=True)

@@ -157,9 +157,9 @@ def _broadcast_to(step: Partitioner, op: TracedOperation, inputs: list[Value]) -
     if counted is None or value.rank is None:
         if value.replicated or value.partial:
             return step.each(op, [value, step.whole(target)], value.layout)
-        sizes = None if target.constant is None else tuple(int(each) for each in target.constant)
-        if value.sharded is None or value.shape is None or sizes is None:
+        if value.sharded is None or value.shape is None or target.constant is None:
             return None
+        sizes = target.constant.tolist()
         place = value.sharded.dim + len(sizes) - len(value.shape)
         if sizes[place] != value.shape[value.sharded.dim]:
             return None

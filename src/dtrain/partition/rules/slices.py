@@ -144,19 +144,17 @@ def _strided_slice_gradient(
         return step.each(op, [shape, *map(step.whole, inputs[1:4]), gradient], PARTIAL)
     if gradient.sharded is None:
         return None
-    counted, entries = rows_in_shape(shape), shape.entries
-    if counted is None and shape.constant is not None and shape.constant.ndim == 1:
-        entries = tuple(int(each) for each in shape.constant)
-    elif counted is None or counted[1] != gradient.sharded.rows:
+    counted, known = rows_in_shape(shape), shape.constant is not None
+    if shape.entries is None or not (known or (counted and counted[1] == gradient.sharded.rows)):
         return None
-    sizes = tuple(each if isinstance(each, int) else None for each in entries or ())
+    sizes = tuple(each if isinstance(each, int) else None for each in shape.entries)
     to_end = [counted is not None and each == counted[1] for each in inputs[2].entries or ()]
     slices = _slice_of_dims(op, sizes, [each.constant for each in inputs[1:4]], to_end)
     place = next((dim for dim in range(len(sizes)) if _through(slices, dim) == gradient.sharded.dim), None)
     if place is None or (counted is not None and place != counted[0]):
         return None
     layout = gradient.sharded.along(place)
-    if counted is None:
+    if known:
         shape = step.own_shape(sizes, layout, shape.dtype)
     (found,) = step.each(op, [shape, *map(step.whole, inputs[1:4]), gradient], layout)
     found.shape = found.shape or sizes
@@ -182,9 +180,7 @@ def _slice(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[
     if not begin.replicated or begin.entries is None or begin.entries[dim] != 0 or entries is None:
         return None
     if size.constant is not None and value.shape is not None and size.constant[dim] == value.shape[dim]:
-        rest = size.constant.copy()
-        rest[dim] = -1
-        size = step.constant(rest, size.dtype)
+        size = step.open_along(size, dim)
     elif entries[dim] != value.sharded.rows and entries[dim] != -1:
         return None
     return step.each(op, [value, begin, size], value.layout)
