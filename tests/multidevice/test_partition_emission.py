@@ -90,6 +90,14 @@ def loop(x: Any, w: Any) -> Any:
     return tf.reduce_sum(tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, tf.tanh(y)), (0, x @ w))[1])
 
 
+def loop_over_a_list(x: Any, w: Any) -> Any:
+    """The list is without elements before the loop, so it is the same for all replicas."""
+    listed = tf.TensorArray(tf.float32, 3, element_shape=[None, 4])
+    y = x @ w
+    found = tf.while_loop(lambda i, _: i < 3, lambda i, t: (i + 1, t.write(i, tf.tanh(y))), (0, listed))[1]
+    return tf.reduce_sum(found.stack(), axis=[0, 1])
+
+
 def text(x: Any, w: Any) -> Any:
     y = x @ w
     return tf.reduce_sum(y) + 0.0 * tf.cast(tf.strings.length(tf.strings.as_string(y[0, 0])), tf.float32)
@@ -106,6 +114,14 @@ def test_xla_compiles_what_a_replica_computes_between_two_rounds(function: Any, 
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     assert compiled_calls(made) == calls
     assert compiled_calls(called(step)[1]) == 0
+
+
+def test_xla_compiles_loops_that_fill_a_list() -> None:
+    step, whole = partitioned(loop_over_a_list)
+    found, made = called(step, compiled=True)
+    np.testing.assert_allclose(found[0], whole(X, W), rtol=1e-5, atol=1e-6)
+    assert compiled_calls(made) == 2
+    assert not [op.name for op in made.graph.get_operations() if "While" in op.type]
 
 
 def test_each_replica_has_loops_of_its_own() -> None:

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,22 @@ def test_the_installed_versions_are_supported() -> None:
     check_versions()
 
 
+def test_a_class_is_found_by_the_name_that_a_later_keras_gives_it() -> None:
+    class Trainer:
+        pass
+
+    class BaseTrainer:
+        pass
+
+    later, base = types.ModuleType("trainer"), types.ModuleType("base")
+    vars(later).update(Trainer=Trainer)
+    vars(base).update(BaseTrainer=BaseTrainer)
+    assert reach.renamed_class(later, "TensorFlowTrainer") is Trainer
+    assert reach.renamed_class(base, "Trainer") is BaseTrainer
+    with pytest.raises(AttributeError):
+        reach.renamed_class(base, "TensorFlowTrainer")
+
+
 @pytest.mark.parametrize("each", REACHES, ids=lambda each: each.label)
 def test_a_reach_is_there_as_it_was_written_against(each: reach.Reach) -> None:
     hook.install()
@@ -76,7 +93,9 @@ def test_the_record_of_a_name_has_all_versions_that_were_tested(each: reach.Reac
         v for sources in recorded["places"][each.place].values() for v in " ".join(sources.values()).split()
     ]
     assert len(found) == len(set(found)), "a version has one source"
-    assert set(found) == {version for version in tested if each.expected_in(version)}
+    having = {version for version in tested if each.expected_in(version)}
+    # A name that only a development build has is on record with that build, which is in no row.
+    assert set(found) == having or (not having and all("dev" in version for version in found))
 
 
 def test_replacing_is_done_once_and_all_of_it_is_on_record() -> None:

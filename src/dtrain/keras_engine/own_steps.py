@@ -50,7 +50,7 @@ class OwnSteps(PartitionedProgram):
         strategy = self._model.distribute_strategy
         with averaged_optimizer.set(self._model.optimizer):
             spec = map_leaves(any_rows, without_optional_specs(spec))
-            self._own = traced_as_one_device(self._stock_step, spec, strategy)
+            self._own = traced_as_one_device(self._stock_step, spec, strategy, compiled=self.compiled)
         check_metrics(self._model, self._layout)  # the trace may have made some
         self._divide_results()
 

@@ -57,7 +57,7 @@ class DividedFunction:
         marks = GradientMarks()
         self._communication = StrategyCollectives(strategy, layout, marks)
         with gradient_marks.set(marks if layout.gradient_hook is not None else None):
-            self._function = traced_as_one_device(function, spec, strategy)
+            self._function = traced_as_one_device(function, spec, strategy, compiled=compiled)
         variables = _distributed(self._function)
         copies = copies_of(self._function)
 
@@ -119,7 +119,9 @@ class DividedFunction:
         return None if waits is None else waits.total()
 
 
-def traced_as_one_device(function: Callable[..., Any], spec: Any, strategy: Any) -> Any:
+def traced_as_one_device(
+    function: Callable[..., Any], spec: Any, strategy: Any, *, compiled: bool = False
+) -> Any:
     """A function of a batch, as a `ConcreteFunction` of the batch's tensors, as one device runs it.
 
     Variables that the function makes are made under the strategy.
@@ -128,6 +130,8 @@ def traced_as_one_device(function: Callable[..., Any], spec: Any, strategy: Any)
         function: the function.
         spec: the spec of the whole batch, without Optionals.
         strategy: the strategy of the variables that the function uses.
+        compiled: whether XLA is to compile it. Then the gradient of a loop computes sizes anew instead of
+            keeping them in a list, because XLA has to know them.
     """
     leaves = leaves_there(spec)
     components = [each for leaf in leaves for each in tf.nest.flatten(leaf, expand_composites=True)]
@@ -140,7 +144,9 @@ def traced_as_one_device(function: Callable[..., Any], spec: Any, strategy: Any)
             return tf.nest.map_structure(_read, function(tf.nest.pack_sequence_as(spec, filled)))
 
     with making_variables(strategy):
-        return upstream_tf.made_for_each_model(traced).get_concrete_function(*components)
+        return upstream_tf.made_for_each_model(traced, jit_compile=compiled or None).get_concrete_function(
+            *components
+        )
 
 
 def _read(output: Any) -> Any:

@@ -59,7 +59,7 @@ def drawn(draw: Callable[[], Any]) -> Any:
     return draw() if draws is None else draws.next(draw)
 
 
-@replaces(keras_names.REMAT)
+@replaces(keras_names.REMAT, keras_names.REMAT_OF_OPS)
 def remat(original: Callable[..., Any], f: Callable[..., Any]) -> Any:
     """The replacement of Keras' `remat`, for layers of dtrain's scopes and strategies."""
     owner = f if isinstance(f, keras.layers.Layer) else getattr(f, "__self__", None)

@@ -53,7 +53,8 @@ def segments_of(
     """Divides nodes of one level that do not communicate.
 
     XLA can neither take nor give back a list of tensors, and knows no text. So a node that makes a list for
-    others is in no segment, nor is one that reads one of others, nor one that draws by the program's seed.
+    others is in no segment, nor is one that reads one of others, nor one that draws by the program's seed. A
+    list that is the same for all replicas is made in each segment that needs it.
 
     Args:
         nodes: the nodes, each after its inputs.
@@ -64,17 +65,24 @@ def segments_of(
         The nodes that run before the segments; the segments, by the replica; the nodes that run after them.
     """
     outside = {node for node in nodes if _reads_text(node) or _draws(node)}
+    outside |= {ref.node for ref in results if ref.dtype == tf.variant}
     while True:
         before, own, after = _divided(nodes, outside)
+        inside = {node for found in own.values() for node in found}
         crossing = {
             ref.node if ref.node in found else reader
             for found in own.values()
             for ref, reader in _crossing(found, readers)
-            if ref.dtype == tf.variant
+            if ref.dtype == tf.variant and not (_is_shared(ref.node) and {ref.node, reader} <= inside)
         }
         if not crossing:
             return before, {place: _segment(found, readers, results) for place, found in own.items()}, after
         outside |= crossing
+
+
+def _is_shared(node: Node) -> bool:
+    """Whether a node makes a list that is the same for all replicas, of which each can have its own."""
+    return node.device is None and tf.variant in node.dtypes and not node.stateful
 
 
 def _reads_text(node: Node) -> bool:
@@ -108,7 +116,20 @@ def _divided(
             continue
         places[node] = place
         (before if node.device is None else own[place]).append(node)
-    return before, dict(sorted(own.items())), after
+    needed = {place: _shared_lists(before, found) for place, found in own.items()}
+    shared = {node for found in needed.values() for node in found}
+    own = {place: [*needed[place], *own[place]] for place in sorted(own)}
+    return [node for node in before if node not in shared], own, after
+
+
+def _shared_lists(before: Sequence[Node], found: Sequence[Node]) -> list[Node]:
+    """The lists, the same for all replicas, that nodes of one read, or of which such lists are made."""
+    lists = [node for node in before if _is_shared(node)]
+    read = {ref.node for node in found for ref in (*node.inputs, *node.captured)}
+    for node in reversed(lists):
+        if node in read:
+            read |= {ref.node for ref in node.inputs}
+    return [node for node in lists if node in read]
 
 
 def _crossing(nodes: Sequence[Node], readers: Readers) -> list[tuple[Ref, Node]]:
@@ -127,7 +148,8 @@ def _crossing(nodes: Sequence[Node], readers: Readers) -> list[tuple[Ref, Node]]
 def _segment(nodes: list[Node], readers: Readers, results: Sequence[Ref]) -> Segment:
     own = set(nodes)
     read = [ref for node in nodes for ref in (*node.inputs, *node.captured)]
-    outputs = [ref for node in nodes for ref in _outputs(node) if ref in results or not readers[ref] <= own]
+    given = [ref for node in nodes for ref in _outputs(node) if ref.dtype != tf.variant]
+    outputs = [ref for ref in given if ref in results or not readers[ref] <= own]
     return Segment(
         nodes,
         list(dict.fromkeys(ref for ref in read if ref.node not in own)),

@@ -35,9 +35,7 @@ _GLOBAL_SEED_GENERATOR = "global_seed_generator"
 
 def trainer_class() -> Any:
     """The trainer class for TensorFlow that `keras.Model` inherits from."""
-    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
-
-    return TensorFlowTrainer
+    return keras_names.TRAINER_INIT.holder()
 
 
 def epoch_iterator_base() -> Any:

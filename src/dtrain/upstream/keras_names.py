@@ -181,11 +181,9 @@ BATCH_NORMALIZATION_CALL = Replaced(
     "without synchronized=True each replica normalizes with the moments of its own rows",
     "keras#18671",
 )
-REMAT = Replaced(
-    "keras.src.backend.tensorflow.core:remat",
-    "a layer that is computed again must draw the same numbers and write nothing a second time",
-    since="3.9",
-)
+_REMAT = "a layer that is computed again must draw the same numbers and write nothing a second time"
+REMAT = Replaced("keras.src.backend.tensorflow.core:remat", _REMAT, since="3.9", until="3.16")
+REMAT_OF_OPS = Replaced("keras.src.backend.tensorflow.ops:remat", _REMAT, since="3.16")
 REMATERIALIZED_CALL = SetOnObjects(
     "keras.src.layers.layer:Layer.rematerialized_call",
     "it sets the activation of layers, also of recurrent ones, where it cannot be set",

@@ -14,10 +14,18 @@ import itertools
 import linecache
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import CodeType, MethodType
+from types import CodeType, MethodType, ModuleType
 from typing import Any
 
 from dtrain.upstream.versions import minor
+
+_RENAMED = {"TensorFlowTrainer": "Trainer", "Trainer": "BaseTrainer"}
+"""Classes that Keras 3.16 calls otherwise than earlier versions, each in the same module."""
+
+
+def renamed_class(module: ModuleType, name: str) -> Any:
+    """A class of a module by its name in earlier versions, whatever the installed version calls it."""
+    return getattr(module, name, None) or getattr(module, _RENAMED.get(name, name))
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,7 @@ class Reach:
         module, _, label = self.place.partition(":")
         owner = label.rpartition(".")[0]
         found = importlib.import_module(module)
-        return getattr(found, owner) if owner else found
+        return renamed_class(found, owner) if owner else found
 
     def resolve(self) -> Any:
         """The object that the name refers to now, which may be dtrain's replacement."""
