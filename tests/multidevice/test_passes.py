@@ -19,7 +19,7 @@ import dtrain
 from dtrain.keras_engine import hook
 from dtrain.keras_engine.asynchronous.batches import BlockReader, PassRows
 from dtrain.keras_engine.feed import arrays, passes, sources
-from dtrain.keras_engine.feed.arrays import ArraySource
+from dtrain.keras_engine.feed.arrays import ArrayDataset, ArraySource, tf_dataset
 from dtrain.keras_engine.feed.passes import BufferedPasses, Passes
 from dtrain.keras_engine.feed.sources import SplitDataset
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -48,7 +48,7 @@ def made(rows: int, shuffle: Any, width: int = 2) -> ArraySource:
 
 
 def divided(source: ArraySource, layout: ReplicaLayout, own: Passes | None = None) -> Any:
-    return SplitDataset(source.dataset, layout, own=own)
+    return SplitDataset(tf_dataset(source.dataset), layout, own=own)
 
 
 def read(dataset: Any, source: ArraySource, place: tuple[int, int]) -> list[Any]:
@@ -104,6 +104,27 @@ def test_rows_that_are_read_ahead_are_those_of_whole_batches(rows: int, seed: in
         assert max(map(len, found)) <= 12
         with pytest.raises(StopIteration):
             one.next_rows()
+
+
+@pytest.mark.parametrize("rows", [1, 4, 13, 16])
+@pytest.mark.parametrize("shuffle", [False, True, "batch"])
+def test_the_spec_of_a_dataset_is_known_before_it_is_made(rows: int, shuffle: Any) -> None:
+    dataset = made(rows, shuffle).dataset
+    assert dataset.element_spec == dataset.made.element_spec
+    assert dataset.cardinality() == int(dataset.made.cardinality())
+
+
+def test_small_batches_are_read_without_a_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its functions would be traced before the first step."""
+    asked: list[Any] = []
+    monkeypatch.setattr(ArrayDataset, "made", property(asked.append))
+    with dtrain.MirroredStrategy().scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x = np.ones((9, 2), np.float32)
+    model.fit(x, x[:, :1], batch_size=4, verbose=0)
+    assert model.predict(x, batch_size=4, verbose=0).shape == (9, 1)
+    assert not asked
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from dtrain.keras_engine.feed.arrays import ArraySource
+from dtrain.keras_engine.feed.arrays import ArraySource, tf_dataset
 from dtrain.keras_engine.feed.passes import Pass
 from dtrain.keras_engine.feed.sources import delete_in_background, start_deleting
 from dtrain.keras_engine.input_advice import may_read_ahead
@@ -62,7 +62,7 @@ class Groups:
             never reads, and these are then never made. For other data an unread iterator counts too.
     """
 
-    def __init__(self, source: Any, dataset: tf.data.Dataset, *, one_by_one: bool, output_bytes: int) -> None:
+    def __init__(self, source: Any, dataset: Any, *, one_by_one: bool, output_bytes: int) -> None:
         self.dataset = dataset
         self.rows, self.rest = 0, True
         self.lazy = bool(source.counted)
@@ -76,7 +76,7 @@ class Groups:
             self._groups, self.rows = own(self.batches), source.batch
         if self._groups is None:
             self.batches = 1 if one_by_one else _most(source, dataset, _BATCHES, output_bytes)
-            self._group_dataset(dataset)
+            self._group_dataset(tf_dataset(dataset))
 
     def _group_dataset(self, dataset: tf.data.Dataset) -> None:
         self._groups, self.rows = dataset, 0

@@ -107,18 +107,33 @@ class ArraySource:
         self._array_rows: ArrayRows | None = None  # what `rows` reads from; None until the first read
         self._order = ArrayOrder(self._rows, self.batch, self._shuffle, seed if fixed else ())
         self.set_next(0, 0)
-        self.dataset = self._made("whole", ahead=self._ahead())
+        self.dataset = ArrayDataset(self._maker("whole", ahead=self._ahead()), self._batch_spec())
 
-    def _made(self, kind: str, **facts: Any) -> tf.data.Dataset:
-        """A dataset of these arrays; the arguments are a method of `ArrayBatches`, and its attributes."""
+    def _batch_spec(self) -> Any:
+        """The spec of a batch; None if only the dataset shows it, as for sparse arrays."""
+        if not self._dense:
+            return None
+        rows = self.batch if self._rows % self.batch == 0 else None
+        return map_leaves(lambda leaf: tf.TensorSpec([rows, *leaf.shape[1:]], leaf.dtype), self._values)
+
+    def _maker(self, kind: str, **facts: Any) -> Callable[[], tf.data.Dataset]:
+        """Makes a dataset of these arrays; the arguments are a method of `ArrayBatches`, and its attributes.
+
+        It does not refer to the source: a cycle would keep the arrays into the next `fit`.
+        """
         batches = ArrayBatches(order=self._order, **facts)
-        # Sparse arrays may be in classes of Keras' own, which a traced function does not accept.
-        make = getattr(batches, kind)
-        with tf.init_scope(), tf.device("CPU:0"):
-            if self._dense:
-                specs = str(tf.nest.map_structure(lambda leaf: (leaf.shape, leaf.dtype), self._values))
-                make = _traced(batches, kind, specs).get_concrete_function(self._values, self._handle)
-            return make(self._values, self._handle)
+        values, handle, dense = self._values, self._handle, self._dense
+
+        def make() -> tf.data.Dataset:
+            # Sparse arrays may be in classes of Keras' own, which a traced function does not accept.
+            function = getattr(batches, kind)
+            with tf.init_scope(), tf.device("CPU:0"):
+                if dense:
+                    specs = str(tf.nest.map_structure(lambda leaf: (leaf.shape, leaf.dtype), values))
+                    function = _traced(batches, kind, specs).get_concrete_function(values, handle)
+                return function(values, handle)
+
+        return make
 
     def digest(self) -> ArrayDigest | None:
         """The digest of the arrays, the same on every worker that has the same; None for sparse ones."""
@@ -184,7 +199,7 @@ class ArraySource:
         alike = self._order.same_each_pass
         if not self._order.one_by_one and self._can_be_buffered(layout, at_once):
             return BufferedPasses(self, self._rows_to_read, self._reader(parts, at_once), alike=alike)
-        return Passes(self, lambda: self._made("by_one", parts=parts, ahead=self._ahead()), alike=alike)
+        return Passes(self, self._maker("by_one", parts=parts, ahead=self._ahead()), alike=alike)
 
     @property
     def reads_rows(self) -> bool:
@@ -257,6 +272,43 @@ class ArraySource:
 
     def _bytes_of_batch(self) -> int:
         return self.batch * sum(row_bytes(leaf) for leaf in self._leaves if isinstance(leaf, tf.Tensor))
+
+
+class ArrayDataset:
+    """The batches of arrays as a dataset, which is made when it is first needed.
+
+    Small batches are read without it.
+
+    Args:
+        make: makes the dataset.
+        spec: the spec of a batch; None if only the dataset shows it.
+    """
+
+    def __init__(self, make: Callable[[], tf.data.Dataset], spec: Any) -> None:
+        self._make = make
+        self._spec = spec
+
+    @functools.cached_property
+    def made(self) -> tf.data.Dataset:
+        """The dataset."""
+        return self._make()
+
+    @property
+    def element_spec(self) -> Any:
+        """The spec of a batch."""
+        return self.made.element_spec if self._spec is None else self._spec
+
+    def cardinality(self) -> int:
+        """As of a dataset: it does not say how many batches it has."""
+        return int(tf.data.UNKNOWN_CARDINALITY)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.made)
+
+
+def tf_dataset(dataset: Any) -> Any:
+    """The dataset of TensorFlow's that an `ArrayDataset` makes; another dataset as it is."""
+    return dataset.made if isinstance(dataset, ArrayDataset) else dataset
 
 
 @dataclass(frozen=True)

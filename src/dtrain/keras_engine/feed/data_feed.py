@@ -16,6 +16,7 @@ import tensorflow as tf
 from dtrain import events
 from dtrain.keras_engine.asynchronous.epochs import make_asynchronous_epochs
 from dtrain.keras_engine.feed import sources
+from dtrain.keras_engine.feed.arrays import tf_dataset
 from dtrain.keras_engine.feed.position import DataPosition
 from dtrain.keras_engine.feed.resumption import ResumableFeed
 from dtrain.keras_engine.feed.same_examples import (
@@ -232,7 +233,7 @@ class DataFeed(ResumableFeed):
         counts, digests, own = zip(*everyone, strict=True)
         check_counts(counts)
         if all(each is not None for each in digests):
-            check_first_batches(digests, self._source.dataset)
+            check_first_batches(digests, tf_dataset(self._source.dataset))
         layout = layout_of(self._distribute_strategy)
         if layout is not None and self._passes == 1 and any(examples for examples, _ in own):
             check_own(own, layout)

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from dtrain.keras_engine.feed.arrays import ArraySource
+from dtrain.keras_engine.feed.arrays import ArrayDataset, ArraySource, tf_dataset
 from dtrain.keras_engine.feed.datasets import PipelineSource, ReplayedSource
 from dtrain.keras_engine.feed.passes import BatchBuffer, Pass, RowReader
 from dtrain.keras_engine.feed.position import DataPosition
@@ -128,12 +128,14 @@ def divided(dataset: Any, source: Source, strategy: Any, grouped: Callable[[Any]
         A `SplitDataset`, or a `tf.distribute.DistributedDataset` if TensorFlow divides the dataset.
     """
     layout = layout_of(strategy)
+    own = None
+    if isinstance(source, ArraySource) and dataset is source.dataset:
+        own = None if layout is None else source.passes(layout)
+        dataset = tf_dataset(dataset) if own is None else dataset
     if layout is None or divided_by_tensorflow(dataset, layout):
         given = isinstance(dataset, tf.distribute.DistributedDataset)
         return dataset if given else strategy.experimental_distribute_dataset(dataset)
     exact = source.counted or counts_for_sure(dataset)
-    arrays = isinstance(source, ArraySource) and dataset is source.dataset
-    own = source.passes(layout) if isinstance(source, ArraySource) and arrays else None
     return SplitDataset(dataset, layout, exact=exact, own=own, grouped=grouped)
 
 
@@ -145,6 +147,8 @@ def divided_by_tensorflow(dataset: Any, layout: ReplicaLayout) -> bool:
     """
     if isinstance(dataset, tf.distribute.DistributedDataset):
         return True
+    if isinstance(dataset, ArrayDataset):
+        return False
     policy = dataset.options().experimental_distribute.auto_shard_policy
     return layout.workers > 1 and policy == tf.data.experimental.AutoShardPolicy.FILE
 
