@@ -550,6 +550,12 @@ case(
     x("B", 3),
     x("B", 2),
 )
+case(
+    "ConcatOffset beside whole rows",
+    lambda a, b: raw.ConcatOffset(concat_dim=1, shape=[tf.shape(b), tf.shape(a)]),
+    x("B", 3),
+    whole("B", 2),
+)
 case("Split", lambda a: [tf.split(a, 2, 1), tf.split(a, [1, 3], 1)], x("B", 4))
 case("Split of sums", lambda a: tf.split(a, 2, 1), part(2, 4))
 case(

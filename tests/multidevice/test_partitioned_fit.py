@@ -242,3 +242,70 @@ def test_strategy_run_inside_a_step_says_what_to_do_instead() -> None:
         made.compile("sgd")
     with pytest.raises(StepError, match="as on one device"):
         made.fit(np.zeros((8, 6), "float32"), np.zeros((8, 1), "float32"), verbose=0)
+
+
+class Drawing(keras.Model):  # type: ignore[misc]
+    """Logs the first number that a step draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.dense(x)
+
+    def train_step(self, data: Any) -> Any:
+        x = data[0] if isinstance(data, tuple) else data
+        return {"drawn": tf.random.normal(tf.shape(x)[:1])[0]}
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        ["batch 8", "batch 8", "batch 5", "batch 5", "batch 8", "batch 7"],
+        ["arrays 8", "arrays 8", "arrays 5", "arrays 7"],
+        ["dataset 8", "dataset 8", "fixed 8", "fixed 8", "dataset 8"],
+        ["fixed 8", "fixed 6", "dataset 8", "arrays 8"],
+    ],
+)
+def test_draws_go_on_as_on_one_device_where_the_shape_of_batches_changes(calls: list[str]) -> None:
+    """A trace of another shape begins its draws anew, so both must trace at the same calls."""
+    x = np.ones((8, 6), np.float32)
+
+    def drawn(strategy: Any) -> list[float]:
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            made = Drawing()
+            made.compile("sgd")
+            made(x[:2])
+        found = []
+        for call in calls:
+            kind, rows = call.split()
+            size = int(rows)
+            data = tf.data.Dataset.from_tensor_slices(x[:size]).batch(size, drop_remainder=kind == "fixed")
+            if kind == "batch":
+                found.append(made.train_on_batch(x[:size], return_dict=True)["drawn"])
+            elif kind == "arrays":
+                record = made.fit(x[:size], batch_size=size, verbose=0, shuffle=False)
+                found.append(record.history["drawn"][0])
+            else:
+                found.append(made.fit(data, verbose=0).history["drawn"][0])
+        return [float(each) for each in found]
+
+    assert drawn(dtrain.MirroredStrategy()) == drawn(tf.distribute.get_strategy())
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_whole_rows_beside_divided_ones_have_a_gradient(first: bool) -> None:
+    """Of the concatenated values one is computed from all rows, so each replica has all of it."""
+
+    def loss(y: Any, p: Any) -> Any:
+        parts = [tf.reshape(tf.cumsum(p, 0), [-1, 1]), y]
+        return tf.reduce_mean(tf.concat(parts if first else parts[::-1], 1) ** 2)
+
+    def make() -> Any:
+        made = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        made.compile("sgd", loss, metrics=["mae"])
+        return made
+
+    check_replicas_have_the_numbers_of_one_device(make)

@@ -18,8 +18,9 @@ import tensorflow as tf
 import dtrain
 from dtrain.keras_engine import hook
 from dtrain.keras_engine.asynchronous.batches import BlockReader, PassRows
-from dtrain.keras_engine.feed import arrays, passes, sources
-from dtrain.keras_engine.feed.arrays import ArrayDataset, ArraySource, tf_dataset
+from dtrain.keras_engine.feed import array_datasets, arrays, passes, sources
+from dtrain.keras_engine.feed.array_datasets import ArrayDataset, tf_dataset
+from dtrain.keras_engine.feed.arrays import ArraySource
 from dtrain.keras_engine.feed.passes import BufferedPasses, Passes
 from dtrain.keras_engine.feed.sources import SplitDataset
 from dtrain.keras_engine.protocol import ReplicaLayout
@@ -231,7 +232,7 @@ def test_functions_that_serve_all_arrays_keep_none_and_mix_none_up(at_once: int)
                 ).tolist()
             )
         )
-        missed.append(arrays._traced.cache_info().misses + passes.traced_read.cache_info().misses)
+        missed.append(array_datasets.traced.cache_info().misses + passes.traced_read.cache_info().misses)
     assert missed[0] == missed[1], "the second source traces nothing"
     assert seen[1] == sorted(-value for value in seen[0]), "each source reads its own arrays"
     assert seen[0] == np.arange(0.0, 30.0, 2.0).tolist()

@@ -250,6 +250,24 @@ def _(env: Env) -> Values:
     return outcome(model, record) | {"predict": model.predict(dataset(text), verbose=0)}
 
 
+@program("strings_in_and_out")
+def _(env: Env) -> Values:
+    """The lookup of one layer makes counts, that of the other text, whose rank its operation does not say."""
+    text = WORDS[np.random.default_rng(0).integers(0, 5, size=40)][:, None]
+    with env.strategy.scope():
+        inputs = keras.Input((1,), dtype="string")
+        counts = keras.layers.StringLookup(vocabulary=list(WORDS), output_mode="multi_hot")(inputs)
+        model = keras.Model(inputs, keras.layers.Dense(5)(counts))
+        model.compile(sgd(), "mse")
+        named = keras.layers.StringLookup(vocabulary=list(WORDS), num_oov_indices=0, invert=True)
+        best = keras.ops.argmax(model.output, axis=-1)
+        names = keras.Model(inputs, named(best))
+    y = np.eye(5, dtype="float32")[(np.arange(40) * 3) % 5]
+    record = model.fit(dataset(text, y), epochs=2, verbose=0)
+    found = names.predict(dataset(text), verbose=0).astype(str)
+    return outcome(model, record) | {"names": np.array([list(WORDS).index(each) for each in found])}
+
+
 @program("fit_text_vectorized_in_model")
 def _(env: Env) -> Values:
     rng = np.random.default_rng(1)

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from .common import Values, classes, dataset, images, mlp, outcome, regression, sgd, tokens
 from .registry import Env, program
@@ -53,6 +54,27 @@ def _(env: Env) -> Values:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(sgd(), loss, metrics=["accuracy"])
     return outcome(model, model.fit(dataset(x, y), epochs=2, verbose=0))
+
+
+@program("layer_that_holds_a_traced_function")
+def _(env: Env) -> Values:
+    """What trains and what validates call the same traces, to which TensorFlow adds what gradients need."""
+    x, y = regression(44)
+
+    class Repeated(layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.squared = tf.function(lambda z: tf.tanh(z) * z)
+
+        @tf.function
+        def call(self, inputs: Any) -> Any:
+            return tf.while_loop(lambda i, _: i < 3, lambda i, z: (i + 1, self.squared(z)), (0, inputs))[1]
+
+    with env.strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(5), Repeated(), layers.Dense(1)])
+        model.compile(sgd(), "mse", metrics=["mae"])
+    record = model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0, validation_data=(x, y))
+    return outcome(model, record) | {"predict": model.predict(x, verbose=0)}
 
 
 @program("nested_models")

@@ -92,7 +92,7 @@ class CallOperations:
                 )
         found = self._operation(self._gather, values)
         for each, value in zip(found, values, strict=True):
-            each.set_shape([None, *value.shape[1:]])
+            each.set_shape(tf.TensorShape([None]).concatenate(value.shape[1:]))
         return found
 
     def broadcast(self, value: Any) -> Any:

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from dtrain.keras_engine.feed.arrays import ArraySource, tf_dataset
+from dtrain.keras_engine.feed.array_datasets import tf_dataset
+from dtrain.keras_engine.feed.arrays import ArraySource
 from dtrain.keras_engine.feed.passes import Pass
 from dtrain.keras_engine.feed.sources import delete_in_background, start_deleting
 from dtrain.keras_engine.input_advice import may_read_ahead

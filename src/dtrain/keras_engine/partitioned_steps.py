@@ -180,7 +180,7 @@ def _with_rows(parts: Sequence[Sequence[Any]], sizes: tf.Tensor, place: int) -> 
             return tf.concat([first[:1], zeros], axis=0)[:1]
 
         found = tf.cond(empty, one_row, lambda: leaf)
-        found.set_shape([None, *leaf.shape[1:]])
+        found.set_shape(tf.TensorShape([None]).concatenate(leaf.shape[1:]))
         return found
 
     return [

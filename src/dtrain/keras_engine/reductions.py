@@ -100,7 +100,7 @@ def gathered_rows(value: Any) -> Any:
     everyone = tf.stop_gradient(context.all_gather(tf.stop_gradient(value), axis=0))
     start = tf.reduce_sum(counts[: context.replica_id_in_sync_group])
     joined = tf.concat([everyone[:start], value, everyone[start + rows :]], axis=0)
-    joined.set_shape([None, *value.shape[1:]])
+    joined.set_shape(tf.TensorShape([None]).concatenate(value.shape[1:]))
     return joined
 
 

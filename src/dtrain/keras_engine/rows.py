@@ -61,7 +61,7 @@ def some_rows(value: Any, start: Any, count: Any) -> Any:
         return value
     part = value[start : start + count]
     if isinstance(count, int):
-        part = tf.ensure_shape(part, [count, *value.shape[1:]])
+        part = tf.ensure_shape(part, tf.TensorShape([count]).concatenate(value.shape[1:]))
     return part
 
 

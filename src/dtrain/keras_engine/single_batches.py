@@ -22,6 +22,7 @@ from dtrain.keras_engine.rows import (
     without_optionals,
 )
 from dtrain.keras_engine.splitting import split_batch
+from dtrain.keras_engine.traced_specs import TracedSpecs
 
 
 class SingleBatches:
@@ -35,7 +36,7 @@ class SingleBatches:
     def __init__(self, model: Any, layout: ReplicaLayout) -> None:
         self._model = model
         self._layout = layout
-        self._spec: Any = None  # of batches that do not come from an iterator of dtrain's
+        self._specs = TracedSpecs()  # of batches that do not come from an iterator of dtrain's
 
     def divided(self, iterator: Any, batch: Any) -> tuple[Any, Any, Any, Any]:
         """The parts of a batch, the examples of each, the specs of both, and the spec of the whole batch.
@@ -57,7 +58,7 @@ class SingleBatches:
         return split.parts, split.sizes, None, spec
 
     def split(self, batch: Any) -> tuple[Split, Any]:
-        """The parts of a batch, and the spec of the whole, whose size is fixed until there is another one.
+        """The parts of a batch, and the spec of the whole, whose shape is fixed until there is another one.
 
         Args:
             batch: a batch, as a user gives it or as a loop has divided it.
@@ -72,10 +73,7 @@ class SingleBatches:
             split, spec = split_batch(batch, self._layout), batch_spec(batch)
             if self._layout.workers > 1:
                 note_batch(self._layout, without_optionals(batch), int(rows_of(split)))
-        self._spec = self._spec or spec
-        if str(spec) != str(self._spec):
-            self._spec = map_leaves(any_rows, spec)
-        return split, self._spec
+        return split, self._specs.of(spec)
 
     def count(self, parts: Any, sizes: Any) -> int | None:
         """The examples in a global batch; None if this process knows only its own part."""

@@ -22,10 +22,12 @@ from dtrain.keras_engine.loop import Call, LocalState, loop_of
 from dtrain.keras_engine.losses_and_metrics import follow_from_variables
 from dtrain.keras_engine.operation import inside_step, note_end_of_data, operation
 from dtrain.keras_engine.protocol import ReplicaLayout, communication_clock, waiting_clock
+from dtrain.keras_engine.rows import any_rows, map_leaves
 from dtrain.keras_engine.runs import Run, RunResult, can_loop
 from dtrain.keras_engine.single_batches import SingleBatches
 from dtrain.keras_engine.step_plan import as_record, warn_of_much
 from dtrain.keras_engine.steps import Program
+from dtrain.keras_engine.traced_specs import TracedSpecs
 from dtrain.partition.plan import Plan
 from dtrain.task_hooks import without_collection
 from dtrain.upstream import functions
@@ -60,6 +62,7 @@ class StepFunction:
         self._program = program
         self._began = False  # whether steps were made before; the first ones' times include one-time work
         self._functions: dict[str, Callable[..., Any]] = {}
+        self._specs = TracedSpecs()
         self._runs: dict[str, Run] = {}
         self._batches = SingleBatches(model, layout)
         self._ends: dict[Any, Any] = {}  # by a step's function, what it writes without data
@@ -178,7 +181,7 @@ class StepFunction:
         parts, sizes, specs, whole = self._batches.divided(iterator, batch)
 
         def run(phase: str | None, steps: int) -> RunResult:
-            outputs, waited = self._function(specs, whole, phase)(parts, sizes)
+            outputs, waited = self._function(specs, whole, phase, sizes)(parts, sizes)
             waiting = None if waited is None else float(waited)
             count = self._batches.count(parts, sizes)
             has_results = specs is None and self._program.stock and not self._model.run_eagerly
@@ -230,6 +233,7 @@ class StepFunction:
             batch_spec: of a global batch.
             phase: as in `Program.run`.
         """
+        specs, batch_spec = self._specs.of((specs, batch_spec), _kind("", "", phase))
         key = _kind(specs, batch_spec, phase)
         if key not in self._functions:
             program = self._program
@@ -294,11 +298,12 @@ class StepFunction:
         loop.local.functions = self._functions
         return loop.local
 
-    def _function(self, specs: Any, batch_spec: Any, phase: str | None) -> Callable[..., Any]:
+    def _function(self, specs: Any, batch_spec: Any, phase: str | None, sizes: Any) -> Callable[..., Any]:
         """The function that makes one step outside of a loop; a loop of the same specs uses the same one.
 
         Args:
             specs, batch_spec, phase: as in `_traced_step`.
+            sizes: the examples of each part, or None.
         """
 
         def run(parts: Any, sizes: Any) -> Any:
@@ -315,10 +320,15 @@ class StepFunction:
             outputs, waited = run(parts, sizes)
             return self._program.results() if self._program.stock else outputs, waited
 
-        key = _kind("anything", batch_spec, phase)
+        key = _kind(f"single, {sizes is None}", batch_spec, phase)
         if key not in self._functions:
             self._program.prepare(batch_spec, phase)
             made = upstream_tf.made_for_each_model(run_with_results, reduce_retracing=True)
+            if batch_spec is not None:
+                # Traced once for parts of any size: of uneven parts there would be a trace for each.
+                part = map_leaves(any_rows, batch_spec)
+                counts = None if sizes is None else tf.type_spec_from_value(sizes)
+                made = made.get_concrete_function((part,) * self._layout.local_replicas, counts)
             self._functions[key] = made
         return self._functions[key]
 

@@ -94,22 +94,31 @@ def _operations_run(graph: Any, seen: set[str]) -> Iterator[Any]:
             continue
         yield operation
         for name in called_functions(operation):
-            inner = graph_of_function(graph, name)
+            inner = graph_of_function(graph, name) or graph_of_definition(graph, name)
             if inner is not None and name not in seen:
                 seen.add(name)
                 yield from _operations_run(inner, seen)
 
 
 def graph_of_function(graph: Any, name: str) -> Any:
-    """The graph of the function `name` that operations of `graph` call; None if it is not known."""
-    return getattr(tensorflow_names.GET_FUNCTION.resolve()(graph, name), "graph", None)
+    """The graph of the function `name` that operations of `graph` call; None if it is not known.
+
+    None too if the graph has changed since: where a gradient of the function was taken, TensorFlow has added
+    what the gradient needs to the graph's results.
+    """
+    function = tensorflow_names.GET_FUNCTION.resolve()(graph, name)
+    found = getattr(function, "graph", None)
+    if found is None or len(found.outputs) != len(function.cached_definition.signature.output_arg):
+        return None
+    return found
 
 
 def graph_of_definition(graph: Any, name: str) -> Any:
     """As `graph_of_function`, for a function that has a definition only; None if it is not known.
 
-    That are functions of a saved model that was loaded, and of TensorFlow's operations that are older than
-    `tf.function`, such as the loop of the CTC loss. The graph is made anew.
+    That are functions of a saved model that was loaded, those of TensorFlow's operations that are older than
+    `tf.function`, such as the loop of the CTC loss, and those whose graph has changed. The graph is made
+    anew.
     """
     from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from dtrain import events
 from dtrain.keras_engine.asynchronous.epochs import make_asynchronous_epochs
 from dtrain.keras_engine.feed import sources
-from dtrain.keras_engine.feed.arrays import tf_dataset
+from dtrain.keras_engine.feed.array_datasets import tf_dataset
 from dtrain.keras_engine.feed.position import DataPosition
 from dtrain.keras_engine.feed.resumption import ResumableFeed
 from dtrain.keras_engine.feed.same_examples import (

@@ -24,7 +24,8 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from dtrain.keras_engine.feed.arrays import ArrayDataset, ArraySource, tf_dataset
+from dtrain.keras_engine.feed.array_datasets import ArrayDataset, tf_dataset
+from dtrain.keras_engine.feed.arrays import ArraySource
 from dtrain.keras_engine.feed.datasets import PipelineSource, ReplayedSource
 from dtrain.keras_engine.feed.passes import BatchBuffer, Pass, RowReader
 from dtrain.keras_engine.feed.position import DataPosition

@@ -153,7 +153,10 @@ def _broadcast_gradient(step: Partitioner, op: TracedOperation, inputs: list[Val
 
 @rule("ConcatOffset", for_replicated=True)
 def _concat_offset(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
-    """Where the inputs of a concatenation begin in it: each replica's own where another axis is divided."""
+    """Where the inputs of a concatenation begin in it, the same for all replicas if another axis is divided.
+
+    It is not computed from the inputs' sizes, of which some may be a replica's, others the whole's.
+    """
     axis, shapes = inputs[0].scalar_constant, [value.entries for value in inputs[1:]]
     known = [each for each in shapes if each is not None]
     if axis is None or len(known) < len(shapes) or any(isinstance(each[axis], RowCount) for each in known):
@@ -162,9 +165,9 @@ def _concat_offset(step: Partitioner, op: TracedOperation, inputs: list[Value]) 
     for each in known:
         entries: list[Entry] = [0] * len(each)
         entries[axis] = begin
-        found.append(tuple(entries))
+        found.append(step.constant(np.array(entries), op.outputs[0].dtype))
         size = each[axis]
         if not isinstance(size, int):
             return None
         begin += size
-    return step.each(op, inputs, layout_of_sizes(()), entries=found)
+    return found
