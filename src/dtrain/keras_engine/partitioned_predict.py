@@ -32,8 +32,7 @@ class PartitionedPredict:
         self._model = model
         self._layout = layout
         self._batches = SingleBatches(model, layout)
-        self._function: Callable[..., Any] | None = None
-        self._traced = ""  # the spec of the whole batch for which it was traced
+        self._functions: dict[str, Callable[..., Any]] = {}  # by the spec of the whole batch
         self._replicas = EagerReplicas(model.distribute_strategy, layout)
 
     def __call__(self, batches: list[Any]) -> Any:
@@ -48,11 +47,10 @@ class PartitionedPredict:
             whole = self._replicas.whole(own, split.sizes)
             with self._replicas.as_one_device():
                 return self._model.predict_step(whole)
-        if self._function is None or str(spec) != self._traced:
+        if str(spec) not in self._functions:
             step = unwrapped(self._model.predict_step)
             divided = DividedFunction(step, spec, self._model.distribute_strategy, self._layout)
             if self._layout.first_replica == 0:
                 warn_of_much(divided.plan, self._batches.count(split.parts, split.sizes))
-            self._function = upstream_tf.made_for_each_model(divided, reduce_retracing=True)
-            self._traced = str(spec)
-        return self._function(own, split.sizes)
+            self._functions[str(spec)] = upstream_tf.made_for_each_model(divided, reduce_retracing=True)
+        return self._functions[str(spec)](own, split.sizes)

@@ -46,8 +46,8 @@ def common_spec(first: Any, second: Any) -> Any:
         return None
     found = []
     for one, other in zip(tf.nest.flatten(first), tf.nest.flatten(second), strict=True):
-        common = one if one is None or other is None else one.most_specific_common_supertype([other])
-        if common is None and one is not other:
+        both = one is not None and other is not None
+        found.append(one.most_specific_common_supertype([other]) if both else None)
+        if found[-1] is None and one is not other:
             return None
-        found.append(common)
     return tf.nest.pack_sequence_as(first, found)
