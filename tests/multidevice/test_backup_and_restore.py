@@ -196,6 +196,7 @@ def test_sets_and_shared_tuples_of_a_callback_are_restored(tmp_path: Path) -> No
     assert seen.state == {"batches": {(step, shape) for step in range(1, 25)}, "shapes": [shape, shape]}
 
 
+@pytest.mark.long
 def test_saving_by_epochs_and_by_seconds(tmp_path: Path) -> None:
     make = lambda: build(None)  # noqa: E731
     whole, expected = Runs(tmp_path / "alone", make, arrays).train()
@@ -206,6 +207,7 @@ def test_saving_by_epochs_and_by_seconds(tmp_path: Path) -> None:
         same(model, history, whole, expected)
 
 
+@pytest.mark.long
 def test_a_run_that_stays_is_gone_on_with_if_it_has_more_epochs(tmp_path: Path) -> None:
     make = lambda: build(None)  # noqa: E731
     whole, expected = Runs(tmp_path / "alone", make, arrays).train(epochs=4)
@@ -218,6 +220,7 @@ def test_a_run_that_stays_is_gone_on_with_if_it_has_more_epochs(tmp_path: Path) 
     same(model, history, whole, expected)
 
 
+@pytest.mark.long
 def test_training_that_was_over_but_for_its_end_ends_as_it_would_have(tmp_path: Path) -> None:
     """EMA and the best weights are put into the model after the last epoch, so after its checkpoint."""
 

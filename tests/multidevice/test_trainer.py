@@ -58,7 +58,7 @@ TOLERANCE = {"float32": (2e-4, 1e-6), "mixed_float16": (5e-3, 5e-4), "mixed_bflo
         ("mirrored", 2, "float32"),
         ("mirrored", 1, "mixed_bfloat16"),
         ("mirrored", 2, "mixed_float16"),
-        ("central_storage", 2, "float32"),
+        pytest.param("central_storage", 2, "float32", marks=pytest.mark.long),
     ],
 )
 def test_the_numbers_are_those_of_keras_on_one_device(

@@ -71,6 +71,7 @@ def shown(output: str) -> list[str]:
     return sorted(line for line in lines if line[:4] in ("0 2 ", "1 2 "))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("as_installed")
 def test_by_hand_and_by_the_launcher_the_same_numbers(tmp_path: Path) -> None:
     program = tmp_path / "train.py"

@@ -1,12 +1,15 @@
 """Training on parameter servers with two workers: counts exact, updates whole, mistakes named.
 
-All cases run in one cluster, for starting TensorFlow takes longer than they do; each is then a test of its
-own, so that a failure names it.
+All cases of a run of the tests are in one cluster, for starting TensorFlow takes longer than they do; each is
+then a test of its own, so that a failure names it. Half of them are among the long tests.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from tests.contract.rotation import lot
 
 from dtrain.errors import ClusterConfigError
 from parameter_server_cases.registry import listed
@@ -32,7 +35,11 @@ def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     return run_cases(folder, limit=LIMIT, options=("--only", ",".join(names)))
 
 
-@pytest.mark.parametrize("name", listed())
+def _halved(names: list[str]) -> list[Any]:
+    return [pytest.param(name, marks=[pytest.mark.long] * (lot(name) % 2)) for name in names]
+
+
+@pytest.mark.parametrize("name", _halved(listed()))
 def test_case(name: str, finished: Finished) -> None:
     finished.check(name)
 

@@ -82,6 +82,7 @@ def test_a_step_without_fault(step: Callable[[Any], Any]) -> None:
     assert [each.status for each in examined(step)] == ["ok"]
 
 
+@pytest.mark.long
 def test_a_recurrent_layer_compiles_and_a_sparse_update_does_not() -> None:
     """Keras' RMSprop keeps an Embedding's gradient sparse, by a mask."""
     layers = [keras.layers.Embedding(9, 3, mask_zero=True), keras.layers.LSTM(4), keras.layers.Dense(1)]
