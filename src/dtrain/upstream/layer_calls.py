@@ -97,14 +97,14 @@ def in_surroundings(surroundings: dict[str, Any]) -> Iterator[None]:
 
 def mask_of(tensor: Any) -> Any:
     """The Keras mask that is attached to a tensor, or None."""
-    from keras.src.backend import get_keras_mask
+    from keras.src.backend.common.masking import get_keras_mask
 
     return get_keras_mask(tensor)
 
 
 def set_mask(tensor: Any, mask: Any) -> None:
     """Attaches a mask to a tensor as Keras does; None attaches no mask."""
-    from keras.src.backend import set_keras_mask
+    from keras.src.backend.common.masking import set_keras_mask
 
     set_keras_mask(tensor, mask)
 
