@@ -113,6 +113,7 @@ def test_the_spec_of_a_dataset_is_known_before_it_is_made(rows: int, shuffle: An
     dataset = made(rows, shuffle).dataset
     assert dataset.element_spec == dataset.made.element_spec
     assert dataset.cardinality() == int(dataset.made.cardinality())
+    assert dataset.options() == dataset.made.options()
 
 
 def test_small_batches_are_read_without_a_dataset(monkeypatch: pytest.MonkeyPatch) -> None:

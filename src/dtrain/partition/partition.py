@@ -18,7 +18,7 @@ from dtrain.partition.plan import plan_of
 from dtrain.partition.replicas import Replicas
 from dtrain.partition.traced import TracedOperation, TracedTensor, read_graph, static_shape
 from dtrain.partition.values import Value
-from dtrain.upstream.functions import graph_of_definition, graph_of_function
+from dtrain.upstream.functions import graph_of_call
 
 __all__ = ["BATCH", "Partitioned", "by_batch", "rules"]
 
@@ -142,7 +142,7 @@ def _function_of(op: TracedOperation, name: str) -> Any:
     """The graph of a function that an operation calls; None if there is no such function."""
     graph = op.graph
     while graph is not None:
-        found = graph_of_function(graph, name) or graph_of_definition(graph, name)
+        found = graph_of_call(graph, name)
         if found is not None:
             return found
         graph = getattr(graph, "outer_graph", None)

@@ -94,10 +94,15 @@ def _operations_run(graph: Any, seen: set[str]) -> Iterator[Any]:
             continue
         yield operation
         for name in called_functions(operation):
-            inner = graph_of_function(graph, name) or graph_of_definition(graph, name)
-            if inner is not None and name not in seen:
+            inner = None if name in seen else graph_of_call(graph, name)
+            if inner is not None:
                 seen.add(name)
                 yield from _operations_run(inner, seen)
+
+
+def graph_of_call(graph: Any, name: str) -> Any:
+    """The graph of the function `name`, as it was traced or made anew; None if it is not known."""
+    return graph_of_function(graph, name) or graph_of_definition(graph, name)
 
 
 def graph_of_function(graph: Any, name: str) -> Any:

@@ -46,6 +46,10 @@ class ArrayDataset:
         """As of a dataset: it does not say how many batches it has."""
         return int(tf.data.UNKNOWN_CARDINALITY)
 
+    def options(self) -> tf.data.Options:
+        """As of the dataset."""
+        return _options()
+
     def __iter__(self) -> Iterator[Any]:
         return iter(self.made)
 
@@ -126,8 +130,8 @@ class ArrayBatches:
 def drawn(order: ArrayOrder) -> Any:
     """The rows of a pass in the order that Keras draws; the last one is kept, for the next `fit`."""
     # A dataset makes the operation that draws anew, so that it draws the same order each time.
-    drawn = tf.data.Dataset.range(1).map(unconverted(order.begun))
-    (rows,) = drawn.with_options(_options())
+    begun = tf.data.Dataset.range(1).map(unconverted(order.begun))
+    (rows,) = begun.with_options(_options())
     return rows
 
 

@@ -24,7 +24,6 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from dtrain.keras_engine.feed.array_datasets import ArrayDataset, tf_dataset
 from dtrain.keras_engine.feed.arrays import ArraySource
 from dtrain.keras_engine.feed.datasets import PipelineSource, ReplayedSource
 from dtrain.keras_engine.feed.passes import BatchBuffer, Pass, RowReader
@@ -132,7 +131,7 @@ def divided(dataset: Any, source: Source, strategy: Any, grouped: Callable[[Any]
     own = None
     if isinstance(source, ArraySource) and dataset is source.dataset:
         own = None if layout is None else source.passes(layout)
-        dataset = tf_dataset(dataset) if own is None else dataset
+        dataset = dataset.made if own is None else dataset
     if layout is None or divided_by_tensorflow(dataset, layout):
         given = isinstance(dataset, tf.distribute.DistributedDataset)
         return dataset if given else strategy.experimental_distribute_dataset(dataset)
@@ -148,8 +147,6 @@ def divided_by_tensorflow(dataset: Any, layout: ReplicaLayout) -> bool:
     """
     if isinstance(dataset, tf.distribute.DistributedDataset):
         return True
-    if isinstance(dataset, ArrayDataset):
-        return False
     policy = dataset.options().experimental_distribute.auto_shard_policy
     return layout.workers > 1 and policy == tf.data.experimental.AutoShardPolicy.FILE
 
