@@ -70,6 +70,46 @@ def test_marks_change_nothing_without_a_caller_that_makes_them() -> None:
     np.testing.assert_allclose(called(step)[0][0], whole(X, W), rtol=1e-5)
 
 
+def mean_and_weights(x: Any, w: Any) -> Any:
+    """A mean over the rows, what a gradient is added to, and constants that each row has."""
+    with tf.GradientTape() as tape:
+        tape.watch(w)
+        scale = tf.sqrt(tf.fill([7, 1], 2.0)) if x.shape[0] else 1.0
+        loss = tf.reduce_mean(scale * (x @ w) ** 2)
+    return loss, tape.gradient(loss, w) + w, tf.shape(x)[0]
+
+
+@pytest.mark.parametrize("rows", [None, 7])
+def test_what_follows_from_the_rows_is_computed_on_each_device(rows: int | None) -> None:
+    """Sending a scalar to another device takes longer than computing it there."""
+    devices = ["/cpu:0", "/cpu:1"]
+    specs = tf.TensorSpec([rows, 3], tf.float32), tf.TensorSpec([3, 4], tf.float32)
+    whole = tf.function(mean_and_weights, autograph=False).get_concrete_function(*specs)
+    step = Partitioned(whole, [by_batch(), REPLICATED], Replicas(2, 2, 0, tuple(devices)))
+
+    def run(sizes: Any, first: Any, second: Any, w: Any) -> Any:
+        given = []
+        for device in devices:
+            with tf.device(device):
+                given.append(tf.identity(w))
+        return step(sizes, [[first, second], given], Collectives(devices=devices))
+
+    parts = [tf.TensorSpec([None, 3], tf.float32)] * 2
+    made = tf.function(run, autograph=False).get_concrete_function(
+        tf.TensorSpec([2], tf.int32), *parts, tf.TensorSpec([3, 4], tf.float32)
+    )
+    found = made(tf.constant(SIZES), *map(tf.constant, np.split(X, [SIZES[0]])), tf.constant(W))
+    for one, other in zip(found, whole(tf.constant(X), tf.constant(W)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    sent = {
+        tensor.op.type
+        for op in made.graph.get_operations()
+        for tensor in op.inputs
+        if tensor.op.device.endswith("CPU:0") and op.device.endswith("CPU:1")
+    }
+    assert not sent
+
+
 def compiled_calls(function: Any) -> int:
     return sum("_XlaMustCompile" in each.node_def.attr for each in function.graph.get_operations())
 

@@ -16,7 +16,7 @@ from dtrain.keras_engine.accumulation import PARTS
 from dtrain.keras_engine.gradient_marks import GradientMarks, gradient_marks
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.replica_communication import StrategyCollectives
-from dtrain.keras_engine.rows import is_dense, without_optional_specs, without_optionals
+from dtrain.keras_engine.rows import is_dense, like, static_rows, without_optional_specs, without_optionals
 from dtrain.keras_engine.single_program import as_single_program, making_variables
 from dtrain.keras_engine.steps import Program, silent_results, step_is_stock
 from dtrain.partition.layouts import REPLICATED, Layout
@@ -95,6 +95,8 @@ class DividedFunction:
         leaves = [leaves_there(part) for part in parts]
         if not leaves:
             sizes = tf.ones([self._replicas], tf.int32)
+        elif len(leaves) == self._replicas and None not in (known := [static_rows(each) for each in leaves]):
+            sizes = tf.constant(known, tf.int32)  # what follows from it is computed once, not in each step
         elif sizes is None:
             sizes = self._communication.sizes(leaves)
         if leaves and self._some_idle:
@@ -162,34 +164,32 @@ def leaves_there(batch: Any) -> list[Any]:
 def _with_rows(parts: Sequence[Sequence[Any]], sizes: tf.Tensor, place: int) -> list[list[Any]]:
     """Gives each part without rows the first row of the first part here, or zeros if that has none.
 
-    A batch without rows stays as it is.
+    A batch without rows stays as it is. There is one condition, since the parts of most batches have rows.
 
     Args:
         parts: the leaves of each part.
         sizes: the rows of all replicas.
         place: the number of this process' first replica.
     """
-    some = tf.reduce_sum(sizes) > 0
-
-    def with_row(leaf: Any, first: Any, empty: Any) -> Any:
-        if not is_dense(leaf) or not leaf.shape.rank or (leaf.shape[0] or 0) > 0:
-            return leaf
-
-        def one_row() -> Any:
-            zeros = tf.zeros(tf.concat([[1], tf.shape(first)[1:]], axis=0), first.dtype)
-            return tf.concat([first[:1], zeros], axis=0)[:1]
-
-        found = tf.cond(empty, one_row, lambda: leaf)
-        found.set_shape(tf.TensorShape([None]).concatenate(leaf.shape[1:]))
-        return found
-
-    return [
-        [
-            with_row(leaf, first, tf.logical_and(some, tf.equal(sizes[replica], 0)))
-            for leaf, first in zip(part, parts[0], strict=True)
-        ]
-        for replica, part in enumerate(parts, place)
+    lacking = tf.cast(tf.equal(sizes[place : place + len(parts)], 0), tf.int32)
+    open_parts = [
+        (replica, leaf, first)
+        for replica, part in enumerate(parts)
+        for leaf, first in zip(part, parts[0], strict=True)
+        if is_dense(leaf) and leaf.shape.rank and not leaf.shape[0]
     ]
+
+    def with_row(replica: int, leaf: Any, first: Any) -> Any:
+        zeros = tf.zeros(tf.concat([[1], tf.shape(first)[1:]], axis=0), first.dtype)
+        return tf.concat([leaf, tf.concat([first[:1], zeros], axis=0)[: lacking[replica]]], axis=0)
+
+    found = tf.cond(
+        tf.logical_and(tf.reduce_any(lacking > 0), tf.reduce_sum(sizes) > 0),
+        lambda: [with_row(*each) for each in open_parts],
+        lambda: [tf.identity(leaf) for _, leaf, _ in open_parts],
+    )
+    made = {id(leaf): like(leaf, each) for (_, leaf, _), each in zip(open_parts, found, strict=True)}
+    return [[made.get(id(leaf), leaf) for leaf in part] for part in parts]
 
 
 def _shaped(tensor: tf.Tensor, spec: Any) -> tf.Tensor:

@@ -70,13 +70,13 @@ def _sparse_rows(value: tf.SparseTensor, start: Any, count: Any) -> tf.SparseTen
     size = tf.concat([[tf.cast(count, tf.int64)], value.dense_shape[1:]], axis=0)
     part = tf.sparse.slice(value, begin, size)
     # sparse.slice clips the size to what is left; the leading dimension must be the part's.
-    return _like(value, tf.SparseTensor(part.indices, part.values, size))
+    return like(value, tf.SparseTensor(part.indices, part.values, size))
 
 
 def joined_rows(values: Sequence[Any]) -> Any:
     """The rows of several values, one after another; scalars become rows."""
     if isinstance(values[0], tf.SparseTensor):
-        return _like(values[0], tf.sparse.concat(axis=0, sp_inputs=list(values)))
+        return like(values[0], tf.sparse.concat(axis=0, sp_inputs=list(values)))
     scalars = is_dense(values[0]) and values[0].shape.rank == 0
     return tf.stack(list(values)) if scalars else tf.concat(list(values), axis=0)
 
@@ -111,11 +111,11 @@ def with_zero_row(leaf: Any, empty: Any) -> Any:
         return tf.RaggedTensor.from_row_splits(leaf.values, longer, validate=False)
     if isinstance(leaf, tf.SparseTensor):
         least = tf.concat([tf.cast([empty], tf.int64), tf.zeros_like(leaf.dense_shape[1:])], axis=0)
-        return _like(leaf, tf.SparseTensor(leaf.indices, leaf.values, tf.maximum(leaf.dense_shape, least)))
+        return like(leaf, tf.SparseTensor(leaf.indices, leaf.values, tf.maximum(leaf.dense_shape, least)))
     if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank or leaf.shape[0] not in (None, 0):
         return leaf
     one = tf.concat([[1], tf.shape(leaf)[1:]], axis=0)
-    found = _like(leaf, tf.cond(empty, lambda: tf.zeros(one, leaf.dtype), lambda: leaf))
+    found = like(leaf, tf.cond(empty, lambda: tf.zeros(one, leaf.dtype), lambda: leaf))
     if (mask := layer_calls.mask_of(leaf)) is not None:
         layer_calls.set_mask(found, with_zero_row(mask, empty))
     return found
@@ -132,14 +132,14 @@ def without_zero_row(leaf: Any, empty: Any) -> Any:
         cut = tf.sparse.slice(
             leaf, tf.zeros_like(leaf.dense_shape), tf.concat([[rows], leaf.dense_shape[1:]], 0)
         )
-        return _like(leaf, cut)
+        return like(leaf, cut)
     if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
         return leaf
     if leaf.shape[0] is not None and not (leaf.shape[0] == 1 and _is_true(empty)):
         return leaf
-    found = _like(leaf, _cut_probabilities(leaf, empty))
+    found = like(leaf, _cut_probabilities(leaf, empty))
     if (logits := layer_calls.logits_of(leaf)) is not None:
-        layer_calls.set_logits(found, _like(logits, cut_row(logits, empty)))
+        layer_calls.set_logits(found, like(logits, cut_row(logits, empty)))
     if (mask := layer_calls.mask_of(leaf)) is not None:
         layer_calls.set_mask(found, cut_row(mask, empty))
     return found
@@ -158,7 +158,7 @@ def _cut_probabilities(leaf: Any, empty: Any) -> Any:
     """
     if tf.executing_eagerly() or leaf.op.type not in ("Softmax", "Sigmoid"):
         return cut_row(leaf, empty)
-    logits = _like(leaf.op.inputs[0], cut_row(leaf.op.inputs[0], empty))
+    logits = like(leaf.op.inputs[0], cut_row(leaf.op.inputs[0], empty))
     if leaf.op.type == "Softmax":
         return tf.raw_ops.Softmax(logits=logits)
     return tf.raw_ops.Sigmoid(x=logits)
@@ -169,7 +169,7 @@ def _is_true(empty: Any) -> bool:
     return bool(tf.get_static_value(empty))
 
 
-def _like(leaf: Any, found: Any) -> Any:
+def like(leaf: Any, found: Any) -> Any:
     """Gives `found` the static shape of `leaf`, except for the number of rows."""
     if not tf.executing_eagerly() and leaf.shape.rank is not None:
         found.set_shape([None, *leaf.shape[1:]])
@@ -284,6 +284,12 @@ def batch_rows(batch: Any) -> Any:
         "The data yields scalars: there is no batch to split over the replicas.",
         hint="batch the dataset: dataset.batch(global_batch_size)",
     )
+
+
+def static_rows(batch: Any) -> int | None:
+    """The number of examples in a batch, if the shapes of its tensors say it."""
+    shapes = [leaf.shape for leaf in _leaves(batch) if tf.is_tensor(leaf) and leaf.shape.rank != 0]
+    return shapes[0][0] if shapes and shapes[0].rank else None
 
 
 def local_parts(strategy: Any, batch: Any) -> tuple[Any, ...]:

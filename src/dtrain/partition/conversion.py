@@ -161,7 +161,10 @@ class LayoutConversion:
 
     def _total(self, rows: RowCount, dtype: tf.DType) -> Ref:
         """How many entries a dimension has that counts these rows, over all replicas."""
-        return self.build.cast(self.build.times(self.group(rows).total, rows.factor), dtype)
+        group = self.group(rows)
+        if group.known is not None:
+            return self.build.constant(group.known * rows.factor, dtype)
+        return self.build.cast(self.build.times(group.total, rows.factor), dtype)
 
     def as_partial(self, value: Value) -> Value:
         """A replicated value as a sum: the first replica has it, the others zeros."""
@@ -220,7 +223,8 @@ class LayoutConversion:
                 inputs = [shape.parts[place], own.node.inputs[1]]
                 return build.op("Fill", inputs, own.dtype, T=own.dtype, index_type=tf.int32)
             begin, size = (build.times(each[place], factor) for each in (group.begin, group.sizes))
-            return build.slice(own, len(value.sizes), layout.dim, begin, size)
+            replica = place if own.node.everywhere else None
+            return build.slice(own, len(value.sizes), layout.dim, begin, size, replica)
 
         return self.by_part(part, layout, value.shape)
 
@@ -380,6 +384,7 @@ class LayoutConversion:
             ]
         checked = local
         if known is not None:
-            alike, wrong = build.equal(total, build.constant(known, tf.int32)), build.constant(-2, tf.int32)
+            expected, wrong = build.constant(known, tf.int32), build.constant(-2, tf.int32)
+            alike, total = build.equal(total, expected), expected
             checked = [build.op("SelectV2", [alike, each, wrong], tf.int32, T=tf.int32) for each in local]
         self._groups[key] = RowGroup(tuple(local), tuple(begin), total, known, tuple(checked))

@@ -6,6 +6,7 @@ operation. Then come the collectives whose inputs that round has computed, all t
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -139,14 +140,24 @@ class Emission:
                 added.device = self._devices[place]
             return added
 
+        @functools.cache
+        def can_be_copied(node: Node) -> bool:
+            """Whether its inputs are there: the body of a loop has only what its nodes read."""
+            return node.type != INPUT and all(ref in made or can_be_copied(ref.node) for ref in node.inputs)
+
+        def copy_of(node: Node, place: int) -> str:
+            if (node, place) not in copies:
+                given = [name_of(ref, place) for ref in node.inputs]
+                copies[node, place] = f"k{len(copies)}"
+                add(node, copies[node, place], place).input.extend(given)
+            return copies[node, place]
+
         def name_of(ref: Ref, place: int | None = None) -> str:
-            if place is not None and ref.node.type == "Const" and place != place_of(ref.node):
-                if (ref.node, place) not in copies:
-                    copies[ref.node, place] = f"k{len(copies)}"
-                    add(ref.node, copies[ref.node, place], place)
-                return f"{copies[ref.node, place]}:0"
-            if ref.node in names:
-                return f"{names[ref.node]}:{ref.index}"
+            own = ref.node
+            if place is not None and own.everywhere and place != place_of(own) and can_be_copied(own):
+                return f"{copy_of(own, place)}:{ref.index}"
+            if own in names:
+                return f"{names[own]}:{ref.index}"
             key = f"x{len(outside)}:0"
             outside[key] = made[ref]
             return key

@@ -19,6 +19,7 @@ _FOLDED = frozenset(
         "BroadcastArgs",
         "Cast",
         "ConcatV2",
+        "DivNoNan",
         "Equal",
         "ExpandDims",
         "Fill",

@@ -40,6 +40,8 @@ class Node:
         bodies: of control flow, the blocks of its functions.
         captured: what these read of the block that the node is in, beside the node's inputs.
         source: the traced operation for which it was made; None for the function's results.
+        everywhere: whether each device computes it: constants, the rows of replicas, and what follows from
+            these alone. Sending it would take longer.
     """
 
     type: str
@@ -55,6 +57,7 @@ class Node:
     bodies: tuple[NodeBlock, ...] = ()
     captured: tuple[Ref, ...] = ()
     source: TracedOperation | None = None
+    everywhere: bool = False
 
     @property
     def level_after(self) -> int:
@@ -94,9 +97,9 @@ class NodeBlock:
     inputs: list[Ref] = dataclasses.field(default_factory=list)
     outputs: list[Ref] = dataclasses.field(default_factory=list)
 
-    def input(self, dtype: tf.DType, device: int | None = None) -> Ref:
-        """Adds an input, on the device of a replica."""
-        node = Node(INPUT, (), {}, (dtype,), device=device)
+    def input(self, dtype: tf.DType, device: int | None = None, *, everywhere: bool = False) -> Ref:
+        """Adds an input, on the device of a replica, or on all."""
+        node = Node(INPUT, (), {}, (dtype,), device=device, everywhere=everywhere)
         self.nodes.append(node)
         self.inputs.append(Ref(node))
         return Ref(node)
@@ -187,6 +190,9 @@ class Builder:
             tuple(bodies),
             captured,
             self.source,
+            bool(before)
+            and all(node.everywhere for node in before)
+            and not (stateful or bodies or replica is not None or tf.variant in dtypes),
         )
         self.block.nodes.append(made)
         return tuple(Ref(made, index) for index in range(len(dtypes)))
@@ -203,7 +209,7 @@ class Builder:
         if key not in self._constants:
             content = tf.compat.v1.AttrValue(tensor=tensor)
             attributes = {"dtype": attribute(dtype), "value": content}
-            made = Node("Const", (), attributes, (dtype,), source=self.source)
+            made = Node("Const", (), attributes, (dtype,), source=self.source, everywhere=True)
             self.block.nodes.append(made)
             self._constants[key] = Ref(made)
         return self._constants[key]
@@ -242,12 +248,15 @@ class Builder:
             "StridedSlice", [vector, *bounds], T=vector.dtype, Index=tf.int32, shrink_axis_mask=1, **masks
         )
 
-    def slice(self, value: Ref, rank: int, dim: int, begin: Ref, size: Ref) -> Ref:
-        """The entries of a dimension from `begin` on."""
+    def slice(
+        self, value: Ref, rank: int, dim: int, begin: Ref, size: Ref, replica: int | None = None
+    ) -> Ref:
+        """The entries of a dimension from `begin` on, computed for all replicas or for one."""
         zero, rest = self.constant(0, begin.dtype), self.constant(-1, begin.dtype)
         begins = self.stack([begin if each == dim else zero for each in range(rank)])
         sizes = self.stack([size if each == dim else rest for each in range(rank)])
-        return self.op("Slice", [value, begins, sizes], T=value.dtype, Index=begin.dtype)
+        kinds = {"T": attribute(value.dtype), "Index": attribute(begin.dtype)}
+        return self.node("Slice", [value, begins, sizes], kinds, [value.dtype], replica=replica)[0]
 
     def first_entries(self, value: Ref, dim: int, size: Ref) -> Ref:
         """The first `size` entries of a dimension."""

@@ -63,7 +63,7 @@ class Partitioned:
         step = Partitioner(replicas, _function_of)
         self.replicas = replicas
         self.block: NodeBlock = step.block
-        sizes = self.block.input(tf.int32)
+        sizes = self.block.input(tf.int32, everywhere=True)
         outside = {tensor.name: captured for captured, tensor in graph.captures}
         caught = {tensor: outside.get(f"{tensor.op.name}:{tensor.index}") for tensor in traced.inputs}
         batch = [tensor for tensor, captured in caught.items() if captured is None]
