@@ -24,6 +24,7 @@ from dtrain.partition.nodes import (
     Node,
     NodeBlock,
     Ref,
+    attribute,
     free_refs,
 )
 from dtrain.partition.segments import Segment, readers_of, segments_of
@@ -95,7 +96,7 @@ class Emission:
             if node.type in (BRANCH, LOOP):
                 self._import(plain, made, tokens, device)
                 plain = []
-                self._control_flow(node, made, tokens)
+                self._control_flow(node, made, tokens, device)
             else:
                 plain.append(node)
         self._import(plain, made, tokens, device)
@@ -211,15 +212,22 @@ class Emission:
         note(plain, lambda parts: together.sums(parts, nested=nested), _shaped, _as_is)
         note(gathers, together.gathers, _rows_first, _rows_back)
 
-    def _control_flow(self, node: Node, made: dict[Ref, tf.Tensor], tokens: dict[Node, tf.Tensor]) -> None:
+    def _control_flow(
+        self, node: Node, made: dict[Ref, tf.Tensor], tokens: dict[Node, tf.Tensor], outer: int
+    ) -> None:
         before = [tokens[each] for each in node.control if each in tokens]
-        device = self._devices[node.device or 0] if self._devices else None
+        place = node.device or 0
+        device = self._devices[place] if self._devices else None
+        here = {ref: made[ref] for ref in (*node.inputs, *node.captured)}
+        # TensorFlow keeps what a loop carries where it came from; each iteration would fetch it.
+        moved = {
+            ref: Node("Identity", (ref,), {"T": attribute(ref.dtype)}, (ref.dtype,), device=place)
+            for ref, tensor in here.items()
+            if device and _is_elsewhere(tensor, device)
+        }
+        self._import(list(moved.values()), made, tokens, outer)
+        here.update((ref, made[Ref(each)]) for ref, each in moved.items())
         with tf.control_dependencies(before), tf.device(device):
-            # TensorFlow keeps what a loop carries where it came from; each iteration would fetch it.
-            here = {
-                ref: tf.identity(made[ref]) if device and _is_elsewhere(made[ref], device) else made[ref]
-                for ref in (*node.inputs, *node.captured)
-            }
             make = self._loop if node.type == LOOP else self._branch
             found = make(node, [here[ref] for ref in node.inputs], here)
         made.update((Ref(node, index), tensor) for index, tensor in enumerate(found))

@@ -192,7 +192,7 @@ class Builder:
             self.source,
             bool(before)
             and all(node.everywhere for node in before)
-            and not (stateful or bodies or replica is not None or tf.variant in dtypes),
+            and not (stateful or bodies or replica is not None),
         )
         self.block.nodes.append(made)
         return tuple(Ref(made, index) for index in range(len(dtypes)))

@@ -167,15 +167,20 @@ def _while(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[
     moving = [
         place
         for place, tensor in enumerate(body.outputs)
-        if tensor is not body.inputs[place] and tensor.dtype != tf.resource
+        if tensor.origin is not body.inputs[place] and tensor.dtype != tf.resource
     ]
-    fixed = [place for place in range(len(inputs)) if place not in moving]
+    rest = [place for place in range(len(inputs)) if place not in moving]
+    # TensorFlow carries a number from iteration to iteration even if it is the same in all.
+    numbers = {
+        place: known for place in rest if (known := inputs[place].constant) is not None and known.size == 1
+    }
+    fixed = [place for place in rest if place not in numbers]
     carried = {place: inputs[place].layout for place in moving}
     shapes = {place: invariant[place].shape for place in moving}
 
     def given(block: NodeBlock) -> list[Value]:
         """The inputs of the body: first what is carried, then the rest."""
-        found: dict[int, Value] = {}
+        found = {place: step.constant(known, inputs[place].dtype) for place, known in numbers.items()}
         for place in [*moving, *fixed]:
             parts = _inputs(block, inputs[place])
             if place in moving:
