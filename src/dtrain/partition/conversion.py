@@ -129,7 +129,8 @@ class LayoutConversion:
             return value
         build = self.build
         parts = [
-            build.op("SelectV2", [idle, build.zeros_like(part), part], part.dtype, T=part.dtype)
+            # On a CPU, this copies nothing; `SelectV2` would broadcast the condition.
+            build.op("Select", [idle, build.zeros_like(part), part], part.dtype, T=part.dtype)
             for idle, part in zip(self._idle, value.parts, strict=True)
         ]
         return dataclasses.replace(value, parts=tuple(parts))

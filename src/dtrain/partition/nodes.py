@@ -41,7 +41,7 @@ class Node:
         captured: what these read of the block that the node is in, beside the node's inputs.
         source: the traced operation for which it was made; None for the function's results.
         everywhere: whether each device computes it: constants, the rows of replicas, and what follows from
-            these alone. Sending it would take longer.
+            these alone. Sending it would take longer. Nothing has to run before it.
     """
 
     type: str
@@ -171,28 +171,33 @@ class Builder:
             attributes = {**attributes, JOINED: attribute(True)}
             attributes |= {"N": attribute(2)} if kind == "AddN" else {}
         captured = tuple(dict.fromkeys(ref for block in bodies for ref in free_refs(block)))
-        places = range(len(self.control)) if replica is None else [replica]
-        control = tuple(dict.fromkeys(node for place in places for node in self.control[place]))
-        before = [*(ref.node for ref in (*inputs, *captured)), *control]
-        inner = [node for block in bodies for node in block.nodes]
+        read = [ref.node for ref in (*inputs, *captured)]
+        plain = not (stateful or bodies or kind in COLLECTIVES)
+        everywhere = plain and replica is None and bool(read) and all(node.everywhere for node in read)
         devices = {ref.node.device for ref in inputs} - {None}
+        device = replica if replica is not None or len(devices) != 1 else devices.pop()
+        if plain and replica is None:
+            replica = device  # what is computed from a replica's own values waits for no other replica
+        places = range(len(self.control)) if replica is None else [replica]
+        control = (
+            () if everywhere else dict.fromkeys(node for place in places for node in self.control[place])
+        )
+        inner = [node for block in bodies for node in block.nodes]
         made = Node(
             kind,
             tuple(inputs),
             attributes,
             tuple(dtypes),
-            control,
-            max((node.level_after for node in before), default=0),
+            tuple(control),
+            max((node.level_after for node in (*read, *control)), default=0),
             stateful or any(node.stateful for node in inner),
             kind in COLLECTIVES or any(node.communicates for node in inner),
             replica,
-            replica if replica is not None or len(devices) != 1 else devices.pop(),
+            device,
             tuple(bodies),
             captured,
             self.source,
-            bool(before)
-            and all(node.everywhere for node in before)
-            and not (stateful or bodies or replica is not None),
+            everywhere,
         )
         self.block.nodes.append(made)
         return tuple(Ref(made, index) for index in range(len(dtypes)))

@@ -147,7 +147,7 @@ class Partitioner(LayoutConversion):
 
     def _last_nodes(self, start: int, before: list[tuple[Node, ...]]) -> list[tuple[Node, ...]]:
         """By replica, the nodes after which an operation has run: those with effects, or else all."""
-        made = self.build.block.nodes[start:]
+        made = [node for node in self.build.block.nodes[start:] if not node.everywhere]
         made = [node for node in made if node.stateful] or made
         if not made:
             return before
@@ -161,6 +161,10 @@ class Partitioner(LayoutConversion):
         inputs = [self._made(value, op) for value in inputs]
         if op.type == "Placeholder":
             raise ValueError("it is an input that has no value")
+        if op.type == "NoOp":  # each replica waits for its own operations alone
+            for place in range(self.replicas.here):
+                self.build.node(op.type, [], {}, [], replica=place)
+            return []
         if op.type == "Const":
             return [self.constant(constant_of(op), op.outputs[0].dtype)]
         found = folded(op, [value.constant for value in inputs])
