@@ -43,17 +43,11 @@ class Copies:
         self._layout = layout
 
     def digests(self) -> list[int]:
-        """A checksum of each copy that this process has.
-
-        A copy that equals the first one has its checksum: to compare takes a tenth of the time.
-        """
+        """A checksum of each copy that this process has."""
         found = [0] * self._layout.local_replicas
         for _, copies in self._weights():
-            values = [_bytes(copy.value().numpy()) for copy in copies]
-            sums = list(found)
-            for place, (value, before) in enumerate(zip(values, sums, strict=True)):
-                same = place and before == sums[0] and np.array_equal(value, values[0])
-                found[place] = found[0] if same else zlib.crc32(value.data, before)
+            for place, copy in enumerate(copies):
+                found[place] = zlib.crc32(_bytes(copy.value().numpy()), found[place])
         return found
 
     def compare(self, everyone: Sequence[Sequence[int]], when: str) -> None:
@@ -127,8 +121,8 @@ class Copies:
         }
 
 
-def _bytes(value: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+def _bytes(value: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
 
 
 def compare_copies(model: Any) -> None:
