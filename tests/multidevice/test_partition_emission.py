@@ -179,6 +179,25 @@ def test_each_replica_has_loops_of_its_own() -> None:
     assert [node.replica for node in divided.block.nodes if node.type == LOOP] == [0, 1, 0, 1]
 
 
+def test_a_replica_waits_for_its_own_operations_alone() -> None:
+    """A control edge between devices is sent as a tensor is."""
+    strategy = dtrain.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+        )
+        model.compile("sgd", "mse")
+        model.optimizer.build(model.trainable_variables)
+    step = traced_as_one_device(model.train_step, (tf.TensorSpec([8, 3]), tf.TensorSpec([8, 1])), strategy)
+    copies = copies_of(step)
+    divided = Partitioned(
+        step, [by_batch(), by_batch()], Replicas(2, 2), copies=lambda captured: copies.get(id(captured))
+    )
+    own = [node for node in divided.block.nodes if not node.communicates]
+    waits = {(before.replica, node.replica) for node in own for before in node.control}
+    assert waits == {(0, 0), (1, 1)}
+
+
 def test_what_has_an_effect_outside_runs_once_with_the_whole() -> None:
     seen: list[np.ndarray] = []
 
