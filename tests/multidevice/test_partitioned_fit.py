@@ -13,6 +13,8 @@ from tests.partitioned_models import MODELS, ROWS, dense, trained
 import dtrain
 from dtrain.errors import StepError
 from dtrain.keras_engine import eager_program
+from dtrain.keras_engine.partitioned_steps import DividedFunction
+from dtrain.keras_engine.protocol import layout_of
 
 
 def copies_of(made: Any) -> list[Any]:
@@ -266,6 +268,7 @@ class Drawing(keras.Model):  # type: ignore[misc]
         ["arrays 8", "arrays 8", "arrays 5", "arrays 7"],
         ["dataset 8", "dataset 8", "fixed 8", "fixed 8", "dataset 8"],
         ["fixed 8", "fixed 6", "dataset 8", "arrays 8"],
+        ["threes 8", "threes 7", "threes 8", "dataset 8"],
     ],
 )
 def test_draws_go_on_as_on_one_device_where_the_shape_of_batches_changes(calls: list[str]) -> None:
@@ -285,8 +288,10 @@ def test_draws_go_on_as_on_one_device_where_the_shape_of_batches_changes(calls: 
             data = tf.data.Dataset.from_tensor_slices(x[:size]).batch(size, drop_remainder=kind == "fixed")
             if kind == "batch":
                 found.append(made.train_on_batch(x[:size], return_dict=True)["drawn"])
-            elif kind == "arrays":
-                record = made.fit(x[:size], batch_size=size, verbose=0, shuffle=False)
+            elif kind in ("arrays", "threes"):
+                # Of 7 rows in threes the last batch has one, so one of the replicas has none.
+                batch = size if kind == "arrays" else 3
+                record = made.fit(x[:size], batch_size=batch, verbose=0, shuffle=False)
                 found.append(record.history["drawn"][0])
             else:
                 found.append(made.fit(data, verbose=0).history["drawn"][0])
@@ -309,3 +314,51 @@ def test_whole_rows_beside_divided_ones_have_a_gradient(first: bool) -> None:
         return made
 
     check_replicas_have_the_numbers_of_one_device(make)
+
+
+def test_fits_go_on_whether_each_replica_surely_has_rows_or_not() -> None:
+    """The last batch of 8 rows in threes has two, and that of 7 rows has one, so that a replica has none."""
+    x, y = np.random.default_rng(3).normal(size=(2, 8, 4)).astype("float32")
+
+    def trained(strategy: Any) -> list[Any]:
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            made = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5), keras.layers.Dense(4)])
+            made.compile("adam", "mse", metrics=["mae"])
+        found = []
+        for rows in (8, 7, 8):
+            history = made.fit(x[:rows], y[:rows], batch_size=3, epochs=2, verbose=0).history
+            found += [*history.values(), *made.evaluate(x[:rows], y[:rows], batch_size=3, verbose=0)]
+        return [*found, *made.get_weights()]
+
+    found, expected = trained(dtrain.MirroredStrategy()), trained(tf.distribute.get_strategy())
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
+
+
+def test_a_step_asks_for_rows_only_where_a_replica_may_have_none() -> None:
+    strategy = dtrain.MirroredStrategy()
+    layout = layout_of(strategy)
+    assert layout is not None
+    with strategy.scope():
+        weights = tf.Variable(tf.ones([3, 1]))
+    spec = tf.TensorSpec([None, 3], tf.float32)
+    parts = [spec, spec]
+
+    def asks(function: Any, *, filled: bool) -> bool:
+        divided = DividedFunction(function, spec, strategy, layout)
+        made = tf.function(lambda sizes, *parts: divided(parts, sizes, filled=filled), autograph=False)
+        graph = made.get_concrete_function(tf.TensorSpec([2], tf.int32), *parts).graph
+        assert divided.differs_if_filled != ("draws" in function.__name__)
+        return bool({"If", "StatelessIf"} & {op.type for op in graph.get_operations()})
+
+    def of_rows(x: Any) -> Any:
+        return tf.reduce_sum(x @ weights)
+
+    def of_rows_and_draws(x: Any) -> Any:
+        return tf.reduce_sum(x @ weights) + tf.random.normal([])
+
+    assert asks(of_rows, filled=False)
+    assert not asks(of_rows, filled=True)
+    # What it draws goes on from one kind of batches to the other, so there is one function for both.
+    assert asks(of_rows_and_draws, filled=True)

@@ -44,15 +44,16 @@ class OwnSteps(PartitionedProgram):
         super().__init__(model, layout, training=training)
         self._communication = StrategyCollectives(model.distribute_strategy, layout, GradientMarks())
 
-    def prepare(self, spec: Any, phase: str | None) -> None:
+    def prepare(self, spec: Any, phase: str | None, *, filled: bool = False) -> bool:
         """As `Program.prepare`: traces the step once, for any number of rows."""
-        del phase
+        del phase, filled
         strategy = self._model.distribute_strategy
         with averaged_optimizer.set(self._model.optimizer):
             spec = map_leaves(any_rows, without_optional_specs(spec))
             self._own = traced_as_one_device(self._stock_step, spec, strategy, compiled=self.compiled)
         check_metrics(self._model, self._layout)  # the trace may have made some
         self._divide_results()
+        return False
 
     def run(self, parts: Sequence[Any], sizes: Any, phase: str | None = None) -> tuple[Any, Any]:
         """As `Program.run`; a replica without rows makes no step. Numbers are averaged by rows.

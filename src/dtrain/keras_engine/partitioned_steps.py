@@ -53,45 +53,67 @@ class DividedFunction:
         self._replicas, self._first = layout.replicas, layout.first_replica
         leaves = leaves_there(spec)
         rows = [leaf.shape[0] for leaf in leaves if leaf.shape.rank]
-        self._some_idle = not rows or rows[0] is None or rows[0] < layout.replicas
+        self._may_be_idle = not rows or rows[0] is None or rows[0] < layout.replicas
         marks = GradientMarks()
         self._communication = StrategyCollectives(strategy, layout, marks)
         with gradient_marks.set(marks if layout.gradient_hook is not None else None):
             self._function = traced_as_one_device(function, spec, strategy, compiled=compiled)
         variables = _distributed(self._function)
-        copies = copies_of(self._function)
-
+        self._copies = copies_of(self._function)
         parts = {id(upstream_tf.underlying(variable)) for variable in in_parts}
 
         def held_in_parts(captured: Any) -> bool:
             variable = variables.get(id(captured))
             return variable is not None and (id(variable) in parts or is_in_parts(variable))
 
-        self._partitioned = Partitioned(
-            self._function,
-            [layout for leaf in leaves for layout in _layouts(leaf)],
-            Replicas(layout.local_replicas, layout.replicas, layout.first_replica, _devices(strategy)),
-            some_idle=self._some_idle,
-            copies=lambda captured: copies.get(id(captured)),
-            in_parts=held_in_parts,
+        self._held_in_parts = held_in_parts
+        self._layouts = [layout for leaf in leaves for layout in _layouts(leaf)]
+        self._places = Replicas(
+            layout.local_replicas, layout.replicas, layout.first_replica, _devices(strategy)
         )
+        self._divided: dict[bool, Partitioned] = {}
 
     @property
     def plan(self) -> Plan:
         """What the replicas communicate."""
-        return self._partitioned.plan
+        return next(iter(self._divided.values())).plan if self._divided else self._partitioned(False).plan
 
-    def __call__(self, parts: Sequence[Any], sizes: tf.Tensor | None = None) -> Any:
+    @property
+    def differs_if_filled(self) -> bool:
+        """Whether it is computed otherwise for batches of which every replica surely has rows."""
+        return self._may_be_idle and not self._partitioned(True).some_idle
+
+    def _partitioned(self, filled: bool) -> Partitioned:
+        """The divided function, for batches of which every replica surely has rows, or for any."""
+        some_idle = self._may_be_idle and not filled
+        if some_idle not in self._divided:
+            found = Partitioned(
+                self._function,
+                self._layouts,
+                self._places,
+                some_idle=some_idle,
+                copies=lambda captured: self._copies.get(id(captured)),
+                in_parts=self._held_in_parts,
+            )
+            if filled and self._may_be_idle and found.draws:
+                # What it draws goes on where it has drawn before, whatever the data.
+                return self._partitioned(False)
+            self._divided[some_idle] = found
+        return self._divided[some_idle]
+
+    def __call__(self, parts: Sequence[Any], sizes: tf.Tensor | None = None, *, filled: bool = False) -> Any:
         """Makes the operations that compute the function, in the graph that is being traced.
 
         Args:
             parts: a batch for each replica of this process.
             sizes: the rows of the parts of all replicas, an int32 vector; None gathers them.
+            filled: whether every replica surely has rows.
 
         Returns:
             What the function returns for the whole batch.
         """
         self._communication.measure()
+        partitioned = self._partitioned(filled)
         leaves = [leaves_there(part) for part in parts]
         if not leaves:
             sizes = tf.ones([self._replicas], tf.int32)
@@ -99,7 +121,7 @@ class DividedFunction:
             sizes = tf.constant(known, tf.int32)  # what follows from it is computed once, not in each step
         elif sizes is None:
             sizes = self._communication.sizes(leaves)
-        if leaves and self._some_idle:
+        if leaves and partitioned.some_idle:
             leaves = _with_rows(leaves, sizes, self._first)
         inputs: list[list[tf.Tensor]] = []
         for each in zip(*leaves, strict=True):
@@ -108,7 +130,7 @@ class DividedFunction:
                 given = [self._communication.whole(each, sizes, self._first)] * len(each)
             components = [tf.nest.flatten(leaf, expand_composites=True) for leaf in given]
             inputs += map(list, zip(*components, strict=True))
-        found = iter(self._partitioned(sizes, inputs, self._communication, compiled=self._compiled))
+        found = iter(partitioned(sizes, inputs, self._communication, compiled=self._compiled))
         return tf.nest.map_structure(
             lambda spec: spec if spec is None else _shaped(next(found), spec),
             self._function.structured_outputs,
@@ -269,9 +291,10 @@ class PartitionedProgram(SingleProgram):
         self.compiled = bool(model.jit_compile)
         self._steps: dict[str, DividedFunction] = {}
         self._step: DividedFunction | None = None
+        self._filled = False
         self._results: DividedFunction | None = None
 
-    def prepare(self, spec: Any, phase: str | None) -> None:
+    def prepare(self, spec: Any, phase: str | None, *, filled: bool = False) -> bool:
         """As `Program.prepare`: traces the step and, where they are the logs, the metrics' results."""
         spec = without_optional_specs(spec)
         key = f"{spec} {phase}"
@@ -280,6 +303,8 @@ class PartitionedProgram(SingleProgram):
             self._steps[key] = self._divided(self._stock_step, spec, in_parts=sums, compiled=self.compiled)
             self._divide_results()
         self._step = self._steps[key]
+        self._filled = filled and self._step.differs_if_filled
+        return self._filled
 
     def run(self, parts: Sequence[Any], sizes: Any, phase: str | None = None) -> tuple[Any, Any]:
         """As `Program.run`.
@@ -290,7 +315,7 @@ class PartitionedProgram(SingleProgram):
         del phase
         if self._step is None:
             raise RuntimeError("a step is run before it was prepared")
-        outputs = self._step([without_optionals(part) for part in parts], sizes)
+        outputs = self._step([without_optionals(part) for part in parts], sizes, filled=self._filled)
         return outputs, self._step.waited() if self._training else None
 
     @property

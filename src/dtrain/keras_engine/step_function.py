@@ -144,7 +144,7 @@ class StepFunction:
             return False
         # A loop must carry the step's outputs; Keras' own step has none there.
         return self._program.stock or can_loop(
-            self._traced_step(iterator.element_spec, iterator.batch_spec, None)
+            self._traced_step(iterator.element_spec, iterator.batch_spec, None, filled=iterator.filled)
         )
 
     def _in_xla(self, iterator: GroupIterator, most: int) -> RunResult:
@@ -217,34 +217,37 @@ class StepFunction:
     def _run(self, iterator: SplitIterator, phase: str | None, *, exact: bool, last: bool) -> Run:
         """The loop over steps of a phase; the last loop of a call computes the metrics' results too."""
         specs = iterator.element_spec
-        key = f"{_kind(specs, iterator.batch_spec, phase)} {exact} {last} {iterator.reader}"
+        traced = self._traced_step(specs, iterator.batch_spec, phase, filled=iterator.filled)
+        key = f"{specs} {id(traced)} {exact} {last} {iterator.reader}"
         if key not in self._runs:
-            traced = self._traced_step(specs, iterator.batch_spec, phase)
             with _tracing():
                 results = self._program.results if last and self._program.stock else None
                 self._runs[key] = Run(traced, iterator, exact=exact, results=results)
         return self._runs[key]
 
-    def _traced_step(self, specs: Any, batch_spec: Any, phase: str | None) -> Any:
+    def _traced_step(self, specs: Any, batch_spec: Any, phase: str | None, *, filled: bool = False) -> Any:
         """The step, traced once for the iterator's specs, so that a short last batch does not retrace it.
 
         Args:
             specs: of the parts of a batch, and of the numbers of their examples.
             batch_spec: of a global batch.
-            phase: as in `Program.run`.
+            phase, filled: as in `Program.prepare`.
         """
         specs, batch_spec = self._specs.of((specs, batch_spec), _kind("", "", phase))
-        key = _kind(specs, batch_spec, phase)
+        key = _kind(specs, batch_spec, phase, filled=filled)
         if key not in self._functions:
             program = self._program
             with _tracing():
-                program.prepare(batch_spec, phase)
+                own = program.prepare(batch_spec, phase, filled=filled)
+            made = _kind(specs, batch_spec, phase, filled=own)
 
             def run(parts: Any, sizes: Any) -> Any:
                 return program.run(parts, sizes, phase)
 
-            with _tracing():
-                self._functions[key] = upstream_tf.made_for_each_model(run).get_concrete_function(*specs)
+            if made not in self._functions:
+                with _tracing():
+                    self._functions[made] = upstream_tf.made_for_each_model(run).get_concrete_function(*specs)
+            self._functions[key] = self._functions[made]
         return self._functions[key]
 
     def _steps_end(self, ran: RunResult, *, traced: int) -> None:
@@ -349,9 +352,9 @@ class StepFunction:
             write()
 
 
-def _kind(specs: Any, batch_spec: Any, phase: str | None) -> str:
+def _kind(specs: Any, batch_spec: Any, phase: str | None, *, filled: bool = False) -> str:
     """The key of a traced step; one that reads clocks is an error once operations are deterministic."""
-    return f"{specs} {batch_spec} {phase} {upstream_tf.deterministic_operations()}"
+    return f"{specs} {batch_spec} {phase} {filled} {upstream_tf.deterministic_operations()}"
 
 
 class _Stopwatch:

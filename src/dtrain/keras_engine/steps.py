@@ -49,8 +49,19 @@ class Program(abc.ABC):
     @abc.abstractmethod
     def findings(self, found: dict[str, Any]) -> None: ...
 
-    def prepare(self, spec: Any, phase: str | None) -> None:  # noqa: B027
-        """Makes what `run` of a phase needs, before it is traced; `spec` is the spec of a global batch."""
+    def prepare(self, spec: Any, phase: str | None, *, filled: bool = False) -> bool:
+        """Makes what `run` of a phase needs, before it is traced.
+
+        Args:
+            spec: the spec of a global batch.
+            phase: as in `run`.
+            filled: whether every replica surely has rows of each batch.
+
+        Returns:
+            Whether it is for such batches only.
+        """
+        del spec, phase, filled
+        return False
 
     @abc.abstractmethod
     def run(self, parts: Sequence[Any], sizes: Any, phase: str | None = None) -> tuple[Any, Any]:

@@ -16,6 +16,7 @@ from dtrain.partition.nodes import NodeBlock
 from dtrain.partition.partitioner import Partitioner
 from dtrain.partition.plan import plan_of
 from dtrain.partition.replicas import Replicas
+from dtrain.partition.segments import draws
 from dtrain.partition.traced import TracedOperation, TracedTensor, read_graph, static_shape
 from dtrain.partition.values import Value
 from dtrain.upstream.functions import graph_of_call
@@ -43,6 +44,7 @@ class Partitioned:
     Attributes:
         block: what the replicas of this process compute.
         plan: what they communicate.
+        some_idle: as given.
 
     Raises:
         StepError: an operation cannot be divided, and not be run whole either.
@@ -62,6 +64,7 @@ class Partitioned:
         traced = read_graph(graph)
         step = Partitioner(replicas, _function_of)
         self.replicas = replicas
+        self.some_idle = some_idle
         self.block: NodeBlock = step.block
         sizes = self.block.input(tf.int32, everywhere=True)
         outside = {tensor.name: captured for captured, tensor in graph.captures}
@@ -99,6 +102,11 @@ class Partitioned:
         outputs = [step.whole(value) for value in step.run(traced, inputs)]
         self.block.outputs = [value.parts[0] for value in outputs]
         self.plan = plan_of(self.block, step.gathered)
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers by the program's seed, which go on from call to call."""
+        return any(map(draws, self.block.nodes))
 
     def __call__(
         self,

@@ -64,7 +64,7 @@ def segments_of(
     Returns:
         The nodes that run before the segments; the segments, by the replica; the nodes that run after them.
     """
-    outside = {node for node in nodes if _reads_text(node) or _draws(node)}
+    outside = {node for node in nodes if _reads_text(node) or draws(node)}
     outside |= {ref.node for ref in results if ref.dtype == tf.variant}
     while True:
         before, own, after = _divided(nodes, outside)
@@ -89,8 +89,9 @@ def _reads_text(node: Node) -> bool:
     return tf.string in (*node.dtypes, *(ref.dtype for ref in node.inputs))
 
 
-def _draws(node: Node) -> bool:
-    return node.type in _DRAWS or any(_draws(inner) for block in node.bodies for inner in block.nodes)
+def draws(node: Node) -> bool:
+    """Whether a node draws random numbers by the program's seed, by itself or in its functions."""
+    return node.type in _DRAWS or any(draws(inner) for block in node.bodies for inner in block.nodes)
 
 
 def _divided(

@@ -69,6 +69,7 @@ class ArraySource:
         batch: the examples in a batch; the last batch of a pass may have fewer.
         next: where the next iterator begins: the number of the pass, and the number of the batch in it.
         steps: the number of batches in a pass.
+        least_rows: the examples in the smallest batch.
     """
 
     kind = "arrays"
@@ -76,6 +77,7 @@ class ArraySource:
 
     def __init__(self, adapter: Any, layout: ReplicaLayout | None) -> None:
         self._rows, self.batch, self._shuffle = upstream_keras.array_facts(adapter)
+        self.least_rows = self._rows % self.batch or min(self._rows, self.batch)
         with tf.init_scope(), tf.device("CPU:0"):
             self._handle = upstream_tf.unnamed_variable_handle(tf.int64, [4])
         self._values = map_leaves(_tensor, upstream_keras.arrays_of(adapter))

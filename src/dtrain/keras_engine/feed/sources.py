@@ -136,7 +136,8 @@ def divided(dataset: Any, source: Source, strategy: Any, grouped: Callable[[Any]
         given = isinstance(dataset, tf.distribute.DistributedDataset)
         return dataset if given else strategy.experimental_distribute_dataset(dataset)
     exact = source.counted or counts_for_sure(dataset)
-    return SplitDataset(dataset, layout, exact=exact, own=own, grouped=grouped)
+    filled = isinstance(source, ArraySource) and source.least_rows >= layout.replicas
+    return SplitDataset(dataset, layout, exact=exact, filled=filled, own=own, grouped=grouped)
 
 
 def divided_by_tensorflow(dataset: Any, layout: ReplicaLayout) -> bool:
@@ -160,6 +161,7 @@ class SplitDataset:
         dataset: yields global batches.
         layout: how the replicas are distributed.
         exact: whether the number of batches that Keras knows is certain.
+        filled: whether every replica surely has rows of each batch.
         own: a `Passes` that reads only this process' part of the batches; None if there is none.
         grouped: with one replica, returns an iterator over groups of the batches, or None for one over
             single batches.
@@ -175,6 +177,7 @@ class SplitDataset:
         layout: ReplicaLayout,
         *,
         exact: bool = False,
+        filled: bool = False,
         own: Any = None,
         grouped: Callable[[tf.data.Dataset], Any] = lambda dataset: None,
     ) -> None:
@@ -187,6 +190,7 @@ class SplitDataset:
         self.first = FirstBatch(dataset) if own is None and layout.workers > 1 else None
         self._parts = self._split(layout) if own is None else own
         self._exact = exact
+        self._filled = filled
         self._counted = exact or int(dataset.cardinality()) >= 0
 
     def _split(self, layout: ReplicaLayout) -> tf.data.Dataset:
@@ -218,6 +222,7 @@ class SplitDataset:
             self.element_spec,
             counted=self._counted,
             exact=self._exact,
+            filled=self._filled,
             whole=self._whole,
         )
 
@@ -227,24 +232,33 @@ class SplitIterator:
 
     Args:
         iterator: TensorFlow's, or a `Pass`.
-        batch_spec, counted, exact: as the attributes.
+        batch_spec, counted, exact, filled: as the attributes.
         whole: whether it yields whole batches, for the only replica.
 
     Attributes:
         batch_spec: the spec of a global batch.
         counted: whether the number of batches was known beforehand.
         exact: whether that number is certain.
+        filled: whether every replica surely has rows of each batch.
         whole: as given.
     """
 
     def __init__(
-        self, iterator: Any, batch_spec: Any, *, counted: bool, exact: bool = False, whole: bool = False
+        self,
+        iterator: Any,
+        batch_spec: Any,
+        *,
+        counted: bool,
+        exact: bool = False,
+        filled: bool = False,
+        whole: bool = False,
     ) -> None:
         start_deleting()
         self._iterator = iterator
         self.batch_spec = batch_spec
         self.counted = counted
         self.exact = exact
+        self.filled = filled
         self.whole = whole
 
     @property
