@@ -6,6 +6,7 @@ nothing of Keras; how many steps a call makes, in `step_function.py`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,17 +60,20 @@ class DividedFunction:
         with gradient_marks.set(marks if layout.gradient_hook is not None else None):
             self._function = traced_as_one_device(function, spec, strategy, compiled=compiled)
         variables = _distributed(self._function)
-        self._copies = copies_of(self._function)
+        copies = copies_of(self._function)
         parts = {id(upstream_tf.underlying(variable)) for variable in in_parts}
 
         def held_in_parts(captured: Any) -> bool:
             variable = variables.get(id(captured))
             return variable is not None and (id(variable) in parts or is_in_parts(variable))
 
-        self._held_in_parts = held_in_parts
-        self._layouts = [layout for leaf in leaves for layout in _layouts(leaf)]
-        self._places = Replicas(
-            layout.local_replicas, layout.replicas, layout.first_replica, _devices(strategy)
+        self._divide = functools.partial(
+            Partitioned,
+            self._function,
+            [layout for leaf in leaves for layout in _layouts(leaf)],
+            Replicas(layout.local_replicas, layout.replicas, layout.first_replica, _devices(strategy)),
+            copies=lambda captured: copies.get(id(captured)),
+            in_parts=held_in_parts,
         )
         self._divided: dict[bool, Partitioned] = {}
 
@@ -87,17 +91,10 @@ class DividedFunction:
         """The divided function, for batches of which every replica surely has rows, or for any."""
         some_idle = self._may_be_idle and not filled
         if some_idle not in self._divided:
-            found = Partitioned(
-                self._function,
-                self._layouts,
-                self._places,
-                some_idle=some_idle,
-                copies=lambda captured: self._copies.get(id(captured)),
-                in_parts=self._held_in_parts,
-            )
+            found = self._divide(some_idle=some_idle)
             if filled and self._may_be_idle and found.draws:
                 # What it draws goes on where it has drawn before, whatever the data.
-                return self._partitioned(False)
+                found = self._partitioned(False)
             self._divided[some_idle] = found
         return self._divided[some_idle]
 

@@ -217,12 +217,16 @@ class StepFunction:
     def _run(self, iterator: SplitIterator, phase: str | None, *, exact: bool, last: bool) -> Run:
         """The loop over steps of a phase; the last loop of a call computes the metrics' results too."""
         specs = iterator.element_spec
-        traced = self._traced_step(specs, iterator.batch_spec, phase, filled=iterator.filled)
-        key = f"{specs} {id(traced)} {exact} {last} {iterator.reader}"
+        how = f"{exact} {last} {iterator.reader}"
+        key = f"{_kind(specs, iterator.batch_spec, phase, filled=iterator.filled)} {how}"
         if key not in self._runs:
-            with _tracing():
-                results = self._program.results if last and self._program.stock else None
-                self._runs[key] = Run(traced, iterator, exact=exact, results=results)
+            traced = self._traced_step(specs, iterator.batch_spec, phase, filled=iterator.filled)
+            made = f"{specs} {id(traced)} {how}"
+            if made not in self._runs:
+                with _tracing():
+                    results = self._program.results if last and self._program.stock else None
+                    self._runs[made] = Run(traced, iterator, exact=exact, results=results)
+            self._runs[key] = self._runs[made]
         return self._runs[key]
 
     def _traced_step(self, specs: Any, batch_spec: Any, phase: str | None, *, filled: bool = False) -> Any:

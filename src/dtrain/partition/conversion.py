@@ -162,10 +162,7 @@ class LayoutConversion:
 
     def _total(self, rows: RowCount, dtype: tf.DType) -> Ref:
         """How many entries a dimension has that counts these rows, over all replicas."""
-        group = self.group(rows)
-        if group.known is not None:
-            return self.build.constant(group.known * rows.factor, dtype)
-        return self.build.cast(self.build.times(group.total, rows.factor), dtype)
+        return self.build.cast(self.build.times(self.group(rows).total, rows.factor), dtype)
 
     def as_partial(self, value: Value) -> Value:
         """A replicated value as a sum: the first replica has it, the others zeros."""
