@@ -49,7 +49,7 @@ test-all: setup
 	$(MAKE) test-matrix ESSENTIALS=1
 	$(MAKE) same-bits
 
-# Every training program under every strategy; `test-faults` runs each under two, another one in each commit.
+# Every training program under every strategy; `test-faults` runs each under one, another one in each commit.
 test-contract: setup
 	$(PART) 2 tests/contract --contract full
 

@@ -125,13 +125,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--contract",
         choices=("full", *"0123456789"),
-        help="run every program of the contract under every strategy (full), or under the two that it has at "
+        help="run every program of the contract under every strategy (full), or under the one that it has at "
         "this place of the cycle; the number of commits decides by default",
     )
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    """Says which strategies the contract's programs are run under, so that a failure can be repeated."""
+    """Says which strategy each program of the contract runs under, so that a failure can be repeated."""
     from tests.contract.rotation import place_of_this_commit
 
     asked = config.getoption("contract")

@@ -1,4 +1,4 @@
-"""How much of the contract a run holds: every program under two strategies by default, or under all.
+"""How much of the contract a run holds: every program under one strategy by default, or under all.
 
 The contract has the mark `long`: its strategies start once, with the long tests.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from .rotation import place_of_this_commit, strategies_of
+from .rotation import place_of_this_commit, strategy_of
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -18,7 +18,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left: list[pytest.Item] = []
     for item in items:
         params = getattr(getattr(item, "callspec", None), "params", {})
-        if "entry" in params and params["strategy"] not in strategies_of(params["entry"], place):
+        if "entry" in params and params["strategy"] != strategy_of(params["entry"], place):
             left.append(item)
     if left:
         config.hook.pytest_deselected(items=left)

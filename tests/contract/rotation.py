@@ -1,4 +1,4 @@
-"""Which strategies each program of the contract runs under in one commit; in ten commits, under all.
+"""Which strategy each program of the contract runs under in one commit; in ten commits, under all.
 
 A program's name and the number of commits alone decide, so that a new program moves no other one. This module
 runs nothing.
@@ -15,16 +15,7 @@ from tests.programs.registry import Listed
 
 from .harness import LIMITS, ROOT
 
-# The ways in which the engine treats a program: Keras' own step on one replica, one program that is divided,
-# replicas in a process that share the weights, workers that exchange values, a chief with servers.
-GROUPS = (
-    ("one_device",),
-    ("mirrored",),
-    ("central_storage",),
-    ("multi_worker",),
-    ("parameter_server",),
-)
-# In one commit a program runs under one of these; neighbours differ in their group.
+# In one commit a program runs under one of these. Those with most code of their own come most often.
 CYCLE = (
     "mirrored",
     "multi_worker",
@@ -32,13 +23,11 @@ CYCLE = (
     "parameter_server",
     "mirrored",
     "multi_worker",
-    "central_storage",
+    "one_device",
     "parameter_server",
     "mirrored",
     "multi_worker",
 )
-# It also runs under the first of these that is of another group; one replica takes a third of others' time.
-BESIDE = ("one_device", "mirrored", "multi_worker")
 
 
 def lot(name: str) -> int:
@@ -46,24 +35,10 @@ def lot(name: str) -> int:
     return int(hashlib.md5(name.encode(), usedforsecurity=False).hexdigest(), 16)
 
 
-def strategies_of(entry: Listed, place: int) -> tuple[str, ...]:
-    """The strategies that a program runs under at a place of the cycle, of those that it can run under.
-
-    They are two of different groups; one, if all that it can run under are of one group.
-    """
-
-    def possible(strategies: tuple[str, ...]) -> list[str]:
-        return [s for s in strategies if entry.runs_under(s) and (s, entry.name) not in LIMITS]
-
-    turns = possible(CYCLE) or possible(BESIDE)
-    chosen = turns[(lot(entry.name) + place) % len(CYCLE) % len(turns)]
-    beside = [s for s in possible(BESIDE) if group_of(s) != group_of(chosen)]
-    return (chosen, *beside[:1])
-
-
-def group_of(strategy: str) -> tuple[str, ...]:
-    """The group of a strategy."""
-    return next(group for group in GROUPS if strategy in group)
+def strategy_of(entry: Listed, place: int) -> str:
+    """The strategy that a program runs under at a place of the cycle, of those that it can run under."""
+    turns = [s for s in CYCLE if entry.runs_under(s) and (s, entry.name) not in LIMITS]
+    return turns[(lot(entry.name) + place) % len(CYCLE) % len(turns)]
 
 
 @cache
