@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 import dtrain
-from dtrain.keras_engine.partitioned_steps import copies_of, traced_as_one_device
+from dtrain.keras_engine.partitioned_steps import DividedFunction, copies_of, traced_as_one_device
+from dtrain.keras_engine.protocol import layout_of
 from dtrain.partition.communication import Collectives, Parts
 from dtrain.partition.layouts import REPLICATED
 from dtrain.partition.marks import marked
@@ -162,6 +163,26 @@ def test_xla_compiles_loops_that_fill_a_list() -> None:
     np.testing.assert_allclose(found[0], whole(X, W), rtol=1e-5, atol=1e-6)
     assert compiled_calls(made) == 2
     assert not [op.name for op in made.graph.get_operations() if "While" in op.type]
+
+
+def test_a_compiled_function_gets_the_batch_the_sums_and_variables() -> None:
+    """XLA compares the numbers of a shape in each call, and copies a variable's value that it returns."""
+    strategy = dtrain.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+        model.optimizer.build(model.trainable_variables)
+    batch = tf.TensorSpec([8, 3]), tf.TensorSpec([8, 1])
+    divided = DividedFunction(model.train_step, batch, strategy, layout_of(strategy), compiled=True)
+    parts = [(tf.TensorSpec([None, 3]), tf.TensorSpec([None, 1]))] * 2
+    made = tf.function(lambda *parts: divided(parts), autograph=False).get_concrete_function(*parts)
+    calls = [op for op in made.graph.get_operations() if op.type.endswith("PartitionedCall")]
+    given = [sorted(str(each.shape) for each in op.inputs if each.dtype != tf.resource) for op in calls]
+    rows, sums = ["(None, 1)", "(None, 3)"], ["(1,)", "(3, 1)"]
+    # The first replica also computes the mean loss, of the sums of losses and of their weights.
+    assert given == [rows, rows, ["()", "()", *sums], sums]
+    # Beside them each call returns what shows that it has ended.
+    assert [len(op.outputs) - 1 for op in calls] == [4, 4, 1, 0]
 
 
 def test_each_replica_has_loops_of_its_own() -> None:

@@ -362,3 +362,21 @@ def test_a_step_asks_for_rows_only_where_a_replica_may_have_none() -> None:
     assert not asks(of_rows, filled=True)
     # What it draws goes on from one kind of batches to the other, so there is one function for both.
     assert asks(of_rows_and_draws, filled=True)
+
+
+def test_the_rows_of_a_batch_of_known_rows_are_constants() -> None:
+    strategy = dtrain.MirroredStrategy()
+    layout = layout_of(strategy)
+    assert layout is not None
+
+    def reads_sizes(rows: int | None) -> bool:
+        spec = tf.TensorSpec([rows, 3], tf.float32)
+        divided = DividedFunction(tf.reduce_mean, spec, strategy, layout)
+        made = tf.function(lambda sizes, *parts: divided(parts, sizes), autograph=False)
+        part = tf.TensorSpec([None, 3], tf.float32)
+        graph = made.get_concrete_function(tf.TensorSpec([2], tf.int32), part, part).graph
+        return bool(graph.inputs[0].consumers())
+
+    assert reads_sizes(None)
+    assert not reads_sizes(5)
+    assert not reads_sizes(1)

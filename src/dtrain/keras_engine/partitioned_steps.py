@@ -17,7 +17,7 @@ from dtrain.keras_engine.accumulation import PARTS
 from dtrain.keras_engine.gradient_marks import GradientMarks, gradient_marks
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.replica_communication import StrategyCollectives
-from dtrain.keras_engine.rows import is_dense, like, static_rows, without_optional_specs, without_optionals
+from dtrain.keras_engine.rows import BatchParts, is_dense, like, without_optional_specs, without_optionals
 from dtrain.keras_engine.single_program import as_single_program, making_variables
 from dtrain.keras_engine.steps import Program, silent_results, step_is_stock
 from dtrain.partition.layouts import REPLICATED, Layout
@@ -33,7 +33,8 @@ class DividedFunction:
 
     Args:
         function: the function.
-        spec: the spec of the whole batch, without Optionals.
+        spec: the spec of the whole batch, without Optionals. A batch whose number of rows it gives must be
+            divided evenly (`rows.bounds`).
         strategy: the strategy of the variables that the function uses.
         layout: how the strategy's replicas are distributed.
         in_parts: variables of which each replica holds a part for now, beside those that are made so.
@@ -53,8 +54,11 @@ class DividedFunction:
         self._compiled = compiled
         self._replicas, self._first = layout.replicas, layout.first_replica
         leaves = leaves_there(spec)
-        rows = [leaf.shape[0] for leaf in leaves if leaf.shape.rank]
-        self._may_be_idle = not rows or rows[0] is None or rows[0] < layout.replicas
+        rows = next((leaf.shape[0] for leaf in leaves if leaf.shape.rank), None)
+        self._may_be_idle = rows is None or rows < layout.replicas
+        # Constants, so that what follows from them is computed once, not in each step.
+        every = BatchParts(layout.replicas, 0, layout.replicas)
+        self._sizes = None if rows is None else [end - start for start, end in every.bounds(rows)]
         marks = GradientMarks()
         self._communication = StrategyCollectives(strategy, layout, marks)
         with gradient_marks.set(marks if layout.gradient_hook is not None else None):
@@ -114,8 +118,8 @@ class DividedFunction:
         leaves = [leaves_there(part) for part in parts]
         if not leaves:
             sizes = tf.ones([self._replicas], tf.int32)
-        elif len(leaves) == self._replicas and None not in (known := [static_rows(each) for each in leaves]):
-            sizes = tf.constant(known, tf.int32)  # what follows from it is computed once, not in each step
+        elif self._sizes is not None:
+            sizes = tf.constant(self._sizes, tf.int32)
         elif sizes is None:
             sizes = self._communication.sizes(leaves)
         if leaves and partitioned.some_idle:

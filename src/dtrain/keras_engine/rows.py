@@ -286,12 +286,6 @@ def batch_rows(batch: Any) -> Any:
     )
 
 
-def static_rows(batch: Any) -> int | None:
-    """The number of examples in a batch, if the shapes of its tensors say it."""
-    shapes = [leaf.shape for leaf in _leaves(batch) if tf.is_tensor(leaf) and leaf.shape.rank != 0]
-    return shapes[0][0] if shapes and shapes[0].rank else None
-
-
 def local_parts(strategy: Any, batch: Any) -> tuple[Any, ...]:
     """A batch of a distributed dataset as one batch for each local replica."""
     count = len(strategy.extended.worker_devices)

@@ -27,7 +27,7 @@ from dtrain.partition.nodes import (
     attribute,
     free_refs,
 )
-from dtrain.partition.segments import Segment, readers_of, segments_of
+from dtrain.partition.segments import Segment, latest_levels, readers_of, segments_of
 
 
 class Emission:
@@ -71,10 +71,11 @@ class Emission:
         levels: dict[int, list[Node]] = defaultdict(list)
         needed = block.needed()
         readers = readers_of(needed) if self._compiled else {}
+        latest = latest_levels(needed, readers) if self._compiled else {}
         for node in needed:
             if node.type == INPUT:
                 continue
-            levels[node.level].append(node)
+            levels[latest.get(node, node.level)].append(node)
         for level in sorted(levels):
             nodes = [node for node in levels[level] if node.type not in COLLECTIVES]
             if self._compiled:
@@ -108,8 +109,7 @@ class Emission:
         inside = Emission(self._communication)
 
         def compute() -> list[tf.Tensor]:
-            capture = tf.compat.v1.get_default_graph().capture
-            own = {ref: capture(made[ref]) for ref in segment.inputs}
+            own = {ref: _inside(made[ref]) for ref in segment.inputs}
             inside._make(segment.nodes, own, {}, 0)
             return [*(own[ref] for ref in segment.outputs), tf.constant(0)]
 
@@ -267,6 +267,13 @@ class Emission:
                 parallel_iterations=node.attributes["parallel_iterations"],
             )
         )
+
+
+def _inside(tensor: tf.Tensor) -> tf.Tensor:
+    """A tensor in the function that is being traced: XLA must know a constant when it compiles."""
+    if tensor.op.type == "Const":
+        return tf.constant(tf.get_static_value(tensor), tensor.dtype)
+    return tf.compat.v1.get_default_graph().capture(tensor)
 
 
 def _is_elsewhere(tensor: tf.Tensor, device: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from dtrain.partition.nodes import Node, Ref
+from dtrain.partition.nodes import INPUT, Node, Ref
 
 # Operations whose numbers follow from the program's seed, but not if XLA draws them: then each process, and
 # each compiled function, has others.
@@ -25,6 +25,8 @@ _DRAWS = frozenset(
         "TruncatedNormal",
     ]
 )
+
+_ON_VARIABLES = ("ReadVariableOp", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 Readers = dict[Ref, set[Node]]
 """The nodes that read an output, of all nodes of a block that results and effects need."""
@@ -54,7 +56,8 @@ def segments_of(
 
     XLA can neither take nor give back a list of tensors, and knows no text. So a node that makes a list for
     others is in no segment, nor is one that reads one of others, nor one that draws by the program's seed. A
-    list that is the same for all replicas is made in each segment that needs it.
+    list that is the same for all replicas is made in each segment that needs it. So is what is computed
+    everywhere: of a shape that is given to it, XLA compares the numbers in each call.
 
     Args:
         nodes: the nodes, each after its inputs.
@@ -73,14 +76,14 @@ def segments_of(
             ref.node if ref.node in found else reader
             for found in own.values()
             for ref, reader in _crossing(found, readers)
-            if ref.dtype == tf.variant and not (_is_shared(ref.node) and {ref.node, reader} <= inside)
+            if ref.dtype == tf.variant and not (_is_shared_list(ref.node) and {ref.node, reader} <= inside)
         }
         if not crossing:
             return before, {place: _segment(found, readers, results) for place, found in own.items()}, after
         outside |= crossing
 
 
-def _is_shared(node: Node) -> bool:
+def _is_shared_list(node: Node) -> bool:
     """Whether a node makes a list that is the same for all replicas, of which each can have its own."""
     return node.device is None and tf.variant in node.dtypes and not node.stateful
 
@@ -117,20 +120,35 @@ def _divided(
             continue
         places[node] = place
         (before if node.device is None else own[place]).append(node)
-    needed = {place: _shared_lists(before, found) for place, found in own.items()}
-    shared = {node for found in needed.values() for node in found}
-    own = {place: [*needed[place], *own[place]] for place in sorted(own)}
-    return [node for node in before if node not in shared], own, after
+    lists = {node for node in before if _is_shared_list(node)}
+    own = {place: [*_shared(own[place], lists), *own[place]] for place in sorted(own)}
+    made = {node for found in own.values() for node in found}
+    return [node for node in before if node not in lists or node not in made], own, after
 
 
-def _shared_lists(before: Sequence[Node], found: Sequence[Node]) -> list[Node]:
-    """The lists, the same for all replicas, that nodes of one read, or of which such lists are made."""
-    lists = [node for node in before if _is_shared(node)]
-    read = {ref.node for node in found for ref in (*node.inputs, *node.captured)}
-    for node in reversed(lists):
-        if node in read:
-            read |= {ref.node for ref in node.inputs}
-    return [node for node in lists if node in read]
+def _shared(nodes: Sequence[Node], lists: set[Node]) -> list[Node]:
+    """What nodes of one replica read that each replica computes for itself; each stands after its inputs.
+
+    Args:
+        nodes: the nodes.
+        lists: lists that are the same for all replicas.
+    """
+    found: dict[Node, None] = {}
+
+    def find(node: Node) -> None:
+        for each in (ref.node for ref in (*node.inputs, *node.captured)):
+            if each not in found and (each in lists or _is_known(each)):
+                find(each)
+                found[each] = None
+
+    for node in nodes:
+        find(node)
+    return list(found)
+
+
+def _is_known(node: Node) -> bool:
+    """Whether every replica can compute what a node does."""
+    return node.everywhere and node.type != INPUT and not _reads_text(node)
 
 
 def _crossing(nodes: Sequence[Node], readers: Readers) -> list[tuple[Ref, Node]]:
@@ -149,7 +167,9 @@ def _crossing(nodes: Sequence[Node], readers: Readers) -> list[tuple[Ref, Node]]
 def _segment(nodes: list[Node], readers: Readers, results: Sequence[Ref]) -> Segment:
     own = set(nodes)
     read = [ref for node in nodes for ref in (*node.inputs, *node.captured)]
-    given = [ref for node in nodes for ref in _outputs(node) if ref.dtype != tf.variant]
+    given = [
+        ref for node in nodes if not node.everywhere for ref in _outputs(node) if ref.dtype != tf.variant
+    ]
     outputs = [ref for ref in given if ref in results or not readers[ref] <= own]
     return Segment(
         nodes,
@@ -157,6 +177,36 @@ def _segment(nodes: list[Node], readers: Readers, results: Sequence[Ref]) -> Seg
         outputs,
         list(dict.fromkeys(each for node in nodes for each in node.control if each not in own)),
     )
+
+
+def latest_levels(nodes: Sequence[Node], readers: Readers) -> dict[Node, int]:
+    """The level of each node; of what depends on variables alone, the last one that its order allows.
+
+    So a function that XLA compiles neither returns copies of variables nor gets them from another one.
+
+    Args:
+        nodes: the nodes of a block that results and effects need, each after its inputs.
+        readers: the readers of what they compute.
+    """
+    movable: set[Node] = set()
+    last = max((node.level for node in nodes), default=0)
+    for node in nodes:
+        given = [ref.node for ref in (*node.inputs, *node.captured)]
+        simple = node.type in _ON_VARIABLES or not (node.stateful or node.communicates or node.everywhere)
+        if node.type == INPUT:
+            simple = node.dtypes[0] == tf.resource
+        if simple and all(each.everywhere or each in movable for each in given):
+            movable.add(node)
+    waiting: dict[Node, list[Node]] = defaultdict(list)
+    found: dict[Node, int] = {}
+    for node in reversed(nodes):
+        found[node] = node.level
+        if node in movable:
+            later = [*waiting[node], *(each for ref in _outputs(node) for each in readers[ref])]
+            found[node] = min((found[each] for each in later), default=last if node.stateful else node.level)
+        for each in node.control:
+            waiting[each].append(node)
+    return found
 
 
 def readers_of(nodes: Sequence[Node]) -> Readers:
