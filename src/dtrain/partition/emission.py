@@ -79,7 +79,9 @@ class Emission:
         for level in sorted(levels):
             nodes = [node for node in levels[level] if node.type not in COLLECTIVES]
             if self._compiled:
-                before, segments, nodes = segments_of(nodes, readers, block.outputs)
+                before, segments, nodes = segments_of(
+                    nodes, readers, block.outputs, alone=len(self._devices) == 1
+                )
                 self._make(before, made, tokens, device)
                 for place, segment in segments.items():
                     self._compile(segment, made, tokens, place)

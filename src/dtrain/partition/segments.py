@@ -50,7 +50,7 @@ class Segment:
 
 
 def segments_of(
-    nodes: Sequence[Node], readers: Readers, results: Sequence[Ref]
+    nodes: Sequence[Node], readers: Readers, results: Sequence[Ref], *, alone: bool
 ) -> tuple[list[Node], dict[int, Segment], list[Node]]:
     """Divides nodes of one level that do not communicate.
 
@@ -63,6 +63,7 @@ def segments_of(
         nodes: the nodes, each after its inputs.
         readers: the readers of what they compute, and of what they read (`readers_of`).
         results: the results of their block.
+        alone: whether there is one replica, to which also belongs what is the same for all.
 
     Returns:
         The nodes that run before the segments; the segments, by the replica; the nodes that run after them.
@@ -70,7 +71,7 @@ def segments_of(
     outside = {node for node in nodes if _reads_text(node) or draws(node)}
     outside |= {ref.node for ref in results if ref.dtype == tf.variant}
     while True:
-        before, own, after = _divided(nodes, outside)
+        before, own, after = _divided(nodes, outside, alone=alone)
         inside = {node for found in own.values() for node in found}
         crossing = {
             ref.node if ref.node in found else reader
@@ -98,7 +99,7 @@ def draws(node: Node) -> bool:
 
 
 def _divided(
-    nodes: Sequence[Node], outside: set[Node]
+    nodes: Sequence[Node], outside: set[Node], *, alone: bool
 ) -> tuple[list[Node], dict[int, list[Node]], list[Node]]:
     """Nodes that run before those of a replica; these, by the replica; and what runs after them.
 
@@ -107,6 +108,7 @@ def _divided(
     Args:
         nodes: the nodes, each after its inputs.
         outside: nodes that belong to no replica.
+        alone: as in `segments_of`.
     """
     here, places = set(nodes), dict[Node, int]()
     before: list[Node] = []
@@ -115,11 +117,13 @@ def _divided(
     for node in nodes:
         given = [each for each in _before(node) if each in here]
         place = -1 if node.device is None else node.device
+        if alone and not node.everywhere:
+            place = 0
         if node in outside or any(places.get(each, place + 1) > place for each in given):
             after.append(node)
             continue
         places[node] = place
-        (before if node.device is None else own[place]).append(node)
+        (before if place < 0 else own[place]).append(node)
     lists = {node for node in before if _is_shared_list(node)}
     own = {place: [*_shared(own[place], lists), *own[place]] for place in sorted(own)}
     made = {node for found in own.values() for node in found}
