@@ -29,6 +29,8 @@ from dtrain.partition.nodes import (
 )
 from dtrain.partition.segments import Segment, latest_levels, readers_of, segments_of
 
+_FEW = 2**14
+
 
 class Emission:
     """Makes the operations of blocks in the graph that is being traced.
@@ -79,12 +81,14 @@ class Emission:
         for level in sorted(levels):
             nodes = [node for node in levels[level] if node.type not in COLLECTIVES]
             if self._compiled:
-                before, segments, nodes = segments_of(
+                before, segments, after = segments_of(
                     nodes, readers, block.outputs, alone=len(self._devices) == 1
                 )
-                self._make(before, made, tokens, device)
-                for place, segment in segments.items():
-                    self._compile(segment, made, tokens, place)
+                if not level or not all(self._are_few(each.inputs, made) for each in segments.values()):
+                    self._make(before, made, tokens, device)
+                    for place, segment in segments.items():
+                        self._compile(segment, made, tokens, place)
+                    nodes = after
             self._make(nodes, made, tokens, device)
             collectives = [node for node in levels[level] if node.type in COLLECTIVES]
             self._communicate(collectives, made, nested=outer is not None)
@@ -103,6 +107,16 @@ class Emission:
             else:
                 plain.append(node)
         self._import(plain, made, tokens, device)
+
+    def _are_few(self, refs: Sequence[Ref], made: Mapping[Ref, tf.Tensor]) -> bool:
+        """Whether these are so few numbers that calling a function of them takes longer than XLA saves.
+
+        Measured on CPUs: Adam's update of 7,000 weights takes 0.2 ms less as single operations, and one of
+        130,000 takes more. On a GPU each single operation has to be launched.
+        """
+        sizes = [made[ref].shape.num_elements() for ref in refs if made[ref].dtype != tf.resource]
+        on_gpu = any("GPU" in device for device in self._devices)
+        return None not in sizes and sum(sizes) < _FEW and not on_gpu
 
     def _compile(
         self, segment: Segment, made: dict[Ref, tf.Tensor], tokens: dict[Node, tf.Tensor], place: int
