@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -51,6 +52,16 @@ def training_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainingTime]:
         patch.setattr(clock, "now", given.now)
         yield given
     clock.enter("other")  # count what lies between both clocks now, not in the next test
+
+
+@pytest.fixture(autouse=True)
+def cycles_end_with_their_test() -> Iterator[None]:
+    """Deletes iterators that the test has left in cycles.
+
+    TensorFlow may take as long to delete one as it has lived, up to a minute.
+    """
+    yield
+    gc.collect(1)  # what was made since the last call
 
 
 @pytest.fixture(autouse=True)

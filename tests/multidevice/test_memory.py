@@ -84,7 +84,7 @@ def check(model: keras.Model, batch: Any) -> Memory:
         (cnn, "adam", "float32", 16),
         (cnn, "sgd", "mixed_float16", 7),
         (transformer, "adamw", "float32", 16),
-        (transformer, "sgd", "mixed_float16", 5),
+        pytest.param(transformer, "sgd", "mixed_float16", 5, marks=pytest.mark.long),
         (mlp, "adamw", "float32", 64),
         (mlp, "sgd", "mixed_bfloat16", 9),
     ],

@@ -61,7 +61,9 @@ def recurrent() -> Any:
     return made
 
 
-@pytest.mark.parametrize("make", [MODELS["dropout_and_metrics"], recurrent])
+@pytest.mark.parametrize(
+    "make", [MODELS["dropout_and_metrics"], pytest.param(recurrent, marks=pytest.mark.long)]
+)
 def test_xla_has_the_numbers_of_one_device_with_xla(make: Any) -> None:
     """Dropout in XLA draws other numbers than without, and the same on any number of devices."""
 

@@ -152,7 +152,7 @@ def test_a_step_has_the_numbers_of_one_device(name: str) -> None:
     assert step.plan.rounds <= rounds
 
 
-@pytest.mark.parametrize("name", ["dropout_and_adam", "recurrent"])
+@pytest.mark.parametrize("name", ["dropout_and_adam", pytest.param("recurrent", marks=pytest.mark.long)])
 def test_replicas_of_several_processes_end_with_the_bits_of_those_of_one(name: str) -> None:
     (model, x, y), _ = built(name)
     together, apart = (StepOnReplicas(model, 2, (x, y), processes=each) for each in (False, True))

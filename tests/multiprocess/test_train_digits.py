@@ -13,6 +13,9 @@ import pytest
 
 _SETTINGS = ["--epochs", "3", "--seed", "7"]
 _REPLICAS = {"default": 1, "mirrored": 2, "central_storage": 2, "multi_worker": 2}
+_STRATEGIES = [
+    pytest.param(name, marks=[pytest.mark.long] if name == "central_storage" else []) for name in _REPLICAS
+]
 _FILES = ["curves.png", "events.jsonl", "metrics.csv", "model.keras", "run.json", "tensorboard"]
 
 
@@ -64,7 +67,7 @@ def runs(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("strategy", _REPLICAS)
+@pytest.mark.parametrize("strategy", _STRATEGIES)
 def test_a_run_leaves_its_files(runs, strategy):
     run = runs(strategy)
     assert sorted(file.name for file in run.path.iterdir()) == _FILES
@@ -74,7 +77,7 @@ def test_a_run_leaves_its_files(runs, strategy):
     assert [row["epoch"] for row in run.rows] == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize("strategy", _REPLICAS)
+@pytest.mark.parametrize("strategy", _STRATEGIES)
 def test_its_record(runs, strategy):
     record = runs(strategy).record
     assert record["status"] == "finished"
@@ -109,7 +112,7 @@ def test_the_same_numbers_under_every_strategy(runs, strategy, reference, tolera
             assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=tolerance), ours["epoch"]
 
 
-@pytest.mark.parametrize("strategy", _REPLICAS)
+@pytest.mark.parametrize("strategy", _STRATEGIES)
 def test_one_summary_and_one_progress_bar(runs, strategy):
     run = runs(strategy)
     assert run.output.count("test accuracy") == 1

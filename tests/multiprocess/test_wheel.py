@@ -115,6 +115,7 @@ def test_it_is_the_installed_one_that_runs(installed, tmp_path):
     assert (Path(where.stdout.strip()).parent / "py.typed").exists()
 
 
+@pytest.mark.long
 def test_it_trains(installed, tmp_path):
     assert "train" in _run(installed / "bin" / "dtrain", "--help", cwd=tmp_path).stdout
     done = _run(
