@@ -382,3 +382,60 @@ def test_the_rows_of_a_batch_of_known_rows_are_constants() -> None:
     assert reads_sizes(None)
     assert not reads_sizes(5)
     assert not reads_sizes(1)
+
+
+def largest_error(y: Any, found: Any) -> Any:
+    return tf.reduce_max((y - found) ** 2)
+
+
+def error_by_place(y: Any, found: Any) -> Any:
+    places = tf.range(tf.shape(found)[0])
+    return tf.reduce_mean((y - found) ** 2 * tf.cast(places, tf.float32)[:, None])
+
+
+def pairs_in_a_loop(y: Any, found: Any) -> Any:
+    """The gradient of the sum in the loop depends on which dimension is broadcast."""
+    rows, pairs = tf.shape(found)[0], (found - y) @ tf.transpose(found)
+
+    def body(i: Any, u: Any, v: Any) -> Any:
+        return i + 1, u + 1.0, tf.reduce_logsumexp(pairs + u[:, None] + v[None], 0)
+
+    _, u, v = tf.while_loop(lambda i, *_: i < 2, body, [0, tf.zeros([rows]), tf.zeros([rows])])
+    return tf.reduce_sum(u) + tf.reduce_sum(v)
+
+
+def loop_in_a_branch(y: Any, found: Any) -> Any:
+    """Lists of several types go from a branch to its gradient, where their elements get another layout."""
+
+    def body(i: Any, z: Any) -> Any:
+        return i + 1, z - 0.1 * tf.reduce_max(z, 0) + 0.2 * tf.sort(z, axis=0)
+
+    def looped() -> Any:
+        return tf.reduce_mean((tf.while_loop(lambda i, _: i < 3, body, [0, found])[1] - y) ** 2)
+
+    return tf.cond(tf.reduce_sum(found) > -100, looped, lambda: tf.reduce_mean(found))
+
+
+@pytest.mark.parametrize(
+    ("loss", "rows", "compiled"),
+    [
+        (largest_error, 32, True),
+        (error_by_place, 18, True),
+        (pairs_in_a_loop, 2, False),
+        (pairs_in_a_loop, 19, False),
+        (loop_in_a_branch, 32, False),
+    ],
+)
+def test_losses_of_the_batch_have_the_numbers_of_one_device(loss: Any, rows: int, compiled: bool) -> None:
+    """Batches of 16, of which the last may be smaller."""
+    x = np.random.default_rng(0).normal(size=(rows, 6)).astype("float32")
+    found = []
+    for strategy in (tf.distribute.get_strategy(), dtrain.MirroredStrategy()):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            made = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+            made.compile("sgd", loss=loss, jit_compile=compiled)
+        history = made.fit(x, x[:, :1], batch_size=16, epochs=2, shuffle=False, verbose=0).history
+        found.append([*history.values(), *made.get_weights()])
+    for one, several in zip(*found, strict=True):
+        np.testing.assert_allclose(several, one, rtol=2e-4, atol=1e-6)

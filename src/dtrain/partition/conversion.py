@@ -357,22 +357,16 @@ class LayoutConversion:
                 kernels fail without: its values are those of the last row, and count nowhere.
         """
         build, first = self.build, self.replicas.first
-        ends = build.op(
-            "Cumsum",
-            [sizes, build.constant(0, tf.int32)],
-            T=tf.int32,
-            Tidx=tf.int32,
-            exclusive=True,
-            reverse=False,
-        )
         places = range(first, first + self.replicas.here)
-        total = build.op(
-            "Sum", [sizes, build.constant(0, tf.int32)], T=tf.int32, Tidx=tf.int32, keep_dims=False
-        )
+        zero, one = build.constant(0, tf.int32), build.constant(1, tf.int32)
+
+        def sum_of(counts: Ref) -> Ref:
+            return build.op("Sum", [counts, zero], T=tf.int32, Tidx=tf.int32, keep_dims=False)
+
+        total = sum_of(sizes)
         local = [build.entry(sizes, place) for place in places]
-        begin = [build.entry(ends, place) for place in places]
+        begin = [sum_of(build.first_entries(sizes, 0, build.constant(place, tf.int32))) for place in places]
         if some_idle:
-            zero, one = build.constant(0, tf.int32), build.constant(1, tf.int32)
             self._idle = [build.equal(each, zero) for each in local]
             least = build.binary("Minimum", total, one)
             local = [build.binary("Maximum", each, least) for each in local]

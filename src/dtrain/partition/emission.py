@@ -114,7 +114,9 @@ class Emission:
         Measured on CPUs: Adam's update of 7,000 weights takes 0.2 ms less as single operations, and one of
         130,000 takes more. On a GPU each single operation has to be launched.
         """
-        sizes = [made[ref].shape.num_elements() for ref in refs if made[ref].dtype != tf.resource]
+        tensors = [made.get(ref) for ref in refs]  # None of what is made with them, as of a first replica's
+        given = [each for each in tensors if each is None or each.dtype != tf.resource]
+        sizes: list[Any] = [None if each is None else each.shape.num_elements() for each in given]
         on_gpu = any("GPU" in device for device in self._devices)
         return None not in sizes and sum(sizes) < _FEW and not on_gpu
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from dtrain.partition.layouts import LOCAL_SIZES, PARTIAL, REPLICATED, Layout, ListOf, Sharded
 from dtrain.partition.traced import Shape
 from dtrain.partition.values import Value
+from dtrain.upstream.functions import graph_of_call
 
 
 def joined(values: Sequence[tuple[Layout, Shape]]) -> Layout:
@@ -61,20 +63,60 @@ def common_shape(shapes: Sequence[Shape]) -> Shape:
     return first
 
 
+_GIVE_ELEMENTS = ("TensorListGetItem", "TensorListGather", "TensorListStack")
+
+
 def element_dtype(value: Value) -> tf.DType:
-    """The type of a list's elements, found from the operations around it.
+    """The type of a list's elements, found from the operations on it, in functions that get it, too.
 
     Raises:
         ValueError: none of them says it.
     """
-    seen, waiting = set(), [value.tensor]
+    traced = value.tensor
+    if traced is None:
+        raise ValueError("the type of a list's elements is not known")
+    graph = traced.op.graph
+    waiting = [graph.get_operation_by_name(traced.op.name).outputs[traced.index]]
+    seen: set[tuple[int, str]] = set()
     while waiting:
         tensor = waiting.pop()
-        if tensor is None or tensor in seen:
+        key = id(tensor.graph), tensor.name
+        if key in seen:
             continue
-        seen.add(tensor)
-        for op in [tensor.op, *tensor.consumers]:
-            if "element_dtype" in op.node.attr:
-                return op.attribute("element_dtype")
-            waiting += [each for each in [*op.inputs, *op.outputs] if each.dtype == tf.variant]
+        seen.add(key)
+        made = [(tensor.op, tensor.value_index, False)]
+        read = [
+            (op, index, True)
+            for op in tensor.consumers()
+            for index, each in enumerate(op.inputs)
+            if each.name == tensor.name
+        ]
+        for op, index, is_input in made + read:
+            if "element_dtype" in op.node_def.attr:
+                # At another place it is an element, of a list of lists.
+                if index == 0 and (is_input or op.type not in _GIVE_ELEMENTS):
+                    return op.get_attr("element_dtype")
+            else:
+                waiting += _same_list(op, index, is_input=is_input)
     raise ValueError("the type of a list's elements is not known")
+
+
+def _same_list(op: Any, index: int, *, is_input: bool) -> list[Any]:
+    """The tensors with the elements of one that an operation of TensorFlow reads, or makes, at a place."""
+    attributes = op.node_def.attr
+    names = {key: each.func.name for key, each in attributes.items() if each.HasField("func")}
+    branches = [each.name for each in attributes["branches"].list.func] if "branches" in attributes else []
+    graphs = [graph_of_call(op.graph, name) for name in [*names.values(), *branches]]
+    if "body" in names:
+        body = graph_of_call(op.graph, names["body"])
+        found = [op.inputs[index], op.outputs[index]]
+        return found if body is None else [*found, body.inputs[index], body.outputs[index]]
+    if graphs:
+        place = index - bool(branches or "then_branch" in names)  # the first input chooses the branch
+        known = [graph for graph in graphs if graph is not None]
+        return [graph.inputs[place] if is_input else graph.outputs[index] for graph in known]
+    if op.type in ("Identity", "IdentityN"):
+        return [op.inputs[index], op.outputs[index]]
+    if op.type in ("AddN", "ZerosLike", "Select", "SelectV2"):
+        return [each for each in [*op.inputs, *op.outputs] if each.dtype == tf.variant]
+    return []

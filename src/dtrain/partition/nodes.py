@@ -22,7 +22,7 @@ COLLECTIVES = (ALL_REDUCE, ALL_GATHER)
 _SUMS = ("Add", "AddN", "AddV2")
 
 
-@dataclasses.dataclass(eq=False, slots=True)
+@dataclasses.dataclass(eq=False, repr=False, slots=True)
 class Node:
     """An operation of the partitioned function.
 

@@ -145,7 +145,8 @@ def _broadcast_gradient(step: Partitioner, op: TracedOperation, inputs: list[Val
             step.constant(np.array(sorted(each), np.int64), tensor.dtype)
             for each, tensor in zip(summed, op.outputs, strict=True)
         ]
-    found = step.each(op, inputs, REPLICATED)
+    # Of the whole: a single row of a replica would look like a dimension that is broadcast.
+    found = step.each(op, [step.whole(value) for value in inputs], REPLICATED)
     for value, surely, never in zip(found, summed, kept, strict=True):
         value.summed, value.kept = frozenset(surely), frozenset(never)
     return found
