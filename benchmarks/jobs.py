@@ -300,7 +300,7 @@ def spread(found: Mapping[str, Any], digits: int = 1) -> str:
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """As Markdown; cells that a row lacks at its end are empty."""
-    from dtrain.text_table import markdown_of
+    from dtrain.base.text_table import markdown_of
 
     print(markdown_of(heads, rows))
 

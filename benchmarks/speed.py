@@ -142,7 +142,7 @@ def other(name: str) -> dict[str, Any]:
 
 def table(found: dict[str, Any]) -> str:
     """Markdown: a row a side."""
-    from dtrain.text_table import markdown_of
+    from dtrain.base.text_table import markdown_of
 
     heads = ["", "", "ms a step", "min to max", "processor ms of a process", "examples/s", "memory"]
     heads += ["dtrain is faster by", "aim", ""]

@@ -65,7 +65,12 @@ GROUPS = (
         depends=(
             *(f"src/dtrain/{folder}/" for folder in ("cluster", "collectives", "diagnosis", "launch")),
             *("src/dtrain/ray/", "src/dtrain/submit/", "src/dtrain/task_*.py", "src/dtrain/channel.py"),
-            *("src/dtrain/clock.py", "src/dtrain/job.py", "src/dtrain/progress.py", "src/dtrain/topology.py"),
+            *(
+                "src/dtrain/base/clock.py",
+                "src/dtrain/job.py",
+                "src/dtrain/progress.py",
+                "src/dtrain/topology.py",
+            ),
             *(
                 "src/dtrain/errors.py",
                 "src/dtrain/cli/",

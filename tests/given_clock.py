@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dtrain.clock import Clock
+from dtrain.base.clock import Clock
 
 
 class GivenClock(Clock):

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dtrain.base.words import known_word
 from dtrain.errors import ConfigurationError, DataError
-from dtrain.words import known_word
 
 WORDS = ("auto", "data", "file", "function", "off")
 # If a worker's files hold more examples than the mean, its batches are larger by the same factor. Above 1.25

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtrain.plain_text import cleaned
+from dtrain.base.plain_text import cleaned
 from dtrain.topology import KNOWN_JOBS, Task
 
 REASON_LIMIT = 500

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dtrain.counts import parse_count
+from dtrain.base.counts import parse_count
 from dtrain.errors import ClusterConfigError
 
 TRAINING_JOBS = ("chief", "worker")

@@ -14,13 +14,13 @@ import keras
 import tensorflow as tf
 
 from dtrain import job, optim
-from dtrain.batch_sizes import BatchSizes, plan_batches
+from dtrain.base.batch_sizes import BatchSizes, plan_batches
+from dtrain.base.words import whole_number
 from dtrain.data.pipeline import Pipeline
 from dtrain.errors import ConfigurationError, DataError
 from dtrain.optim.optimizers import OptimizerLike, base_optimizer, rate_of, with_settings
 from dtrain.strategies.registry import strategy as make_strategy
 from dtrain.trainer_run import NoRun, TrainerRun
-from dtrain.words import whole_number
 
 
 class Trainer:

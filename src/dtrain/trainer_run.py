@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from dtrain import job, monitor
+from dtrain.base.log import logger
 from dtrain.checkpoint.backup_and_restore import BackupAndRestore
 from dtrain.cluster import settings as environment
 from dtrain.errors import ConfigurationError
-from dtrain.log import logger
 from dtrain.monitor.rates import RateLogs
 from dtrain.monitor.run_files import ended_record, run_callbacks, write_end
 

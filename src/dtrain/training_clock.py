@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from dtrain import events
-from dtrain.clock import REAL, Clock
+from dtrain.base.clock import REAL, Clock
 from dtrain.events import PARTS
 from dtrain.training_rate import TRAINING, Counts, Figures
 

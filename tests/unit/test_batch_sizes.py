@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtrain.batch_sizes import BatchSizes, plan_batches
+from dtrain.base.batch_sizes import BatchSizes, plan_batches
 from dtrain.errors import ConfigurationError
 from refusals import refused
 

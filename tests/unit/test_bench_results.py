@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from dtrain.base.text_table import lines_of
 from dtrain.bench import output
 from dtrain.bench.measured import Measured, UnusableError, read_run
 from dtrain.bench.plan import ONE_CORE, BenchOptions, rows_of
 from dtrain.bench.results import Results, RowResult
 from dtrain.bench.table import as_markdown, as_text
 from dtrain.strategies.machine import Machine
-from dtrain.text_table import lines_of
 from refusals import refused
 
 MACHINE = Machine(processor="a processor", cores=(0, 1), tensorflow="2.21.0", keras="3.15.1")

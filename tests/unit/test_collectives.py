@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dtrain.clock import REAL
+from dtrain.base.clock import REAL
 from dtrain.cluster.proof import Handshake, ProofError, introduce
 from dtrain.cluster.secret import Secret
 from dtrain.collectives import connect

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from contract.harness import free_ports
-from dtrain.clock import REAL
+from dtrain.base.clock import REAL
 from dtrain.cluster.proof import introduce
 from dtrain.cluster.secret import Secret, job_secret
 from dtrain.diagnosis import checks, peer_checks

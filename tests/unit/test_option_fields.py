@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from dtrain.option_fields import declare, given_options, option, own_fields, to_arguments
+from dtrain.base.option_fields import declare, given_options, option, own_fields, to_arguments
 
 
 @dataclass(frozen=True, kw_only=True)

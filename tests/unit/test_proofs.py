@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtrain.clock import REAL, Clock
+from dtrain.base.clock import REAL, Clock
 from dtrain.cluster.acceptor import Acceptor
 from dtrain.cluster.proof import ConnectionEnd, Handshake, ProofError, Signer, introduce, proof
 from dtrain.cluster.secret import Secret

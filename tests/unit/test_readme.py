@@ -14,11 +14,11 @@ from xml.etree import ElementTree
 import pytest
 
 import guide
+from dtrain.base.text_table import markdown_of
 from dtrain.conformance.corpus import CorpusProgram
 from dtrain.conformance.layouts import DTRAIN, LAYOUTS, STOCK
 from dtrain.conformance.page import as_page
 from dtrain.conformance.results import ERROR, SAME, WRONG, Conformance, ProgramVerdict
-from dtrain.text_table import markdown_of
 
 README = (guide.ROOT / "README.md").read_text(encoding="utf-8")
 DATA = json.loads((guide.DOCS / "conformance.json").read_text(encoding="utf-8"))

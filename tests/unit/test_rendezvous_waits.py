@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.clock import REAL
+from dtrain.base.clock import REAL
 from dtrain.cluster import serving
 from dtrain.cluster.control import Control
 from dtrain.cluster.logged_wait import LoggedWait

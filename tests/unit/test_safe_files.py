@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dtrain import safe_files
-from dtrain.counts import MOST, parse_count
+from dtrain.base import safe_files
+from dtrain.base.counts import MOST, parse_count
 from dtrain.errors import UnsafeFileError
 from hostile_files import KINDS, SECRET, is_untouched, put, victim
 from refusals import refused

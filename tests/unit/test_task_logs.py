@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain import safe_files
+from dtrain.base import safe_files
 from dtrain.errors import ConfigurationError
 from dtrain.launch import task_logs
 from dtrain.launch.task_logs import TaskLogs

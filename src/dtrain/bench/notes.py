@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dtrain.base.words import counted
 from dtrain.bench.results import TOLERANCE, Results, RowResult
-from dtrain.words import counted
 
 _SHARES = (
     "'For data' and 'for peers': the shares of the steps' time in which training waited for data, and "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dtrain import safe_files
+from dtrain.base import safe_files
 from dtrain.bench.results import Results
 from dtrain.bench.table import as_markdown
 from dtrain.errors import ConfigurationError

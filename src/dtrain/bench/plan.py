@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from dtrain.base.option_fields import check, option, seconds
+from dtrain.base.words import check_word, counted
 from dtrain.errors import ConfigurationError
-from dtrain.option_fields import check, option, seconds
 from dtrain.recipes.catalogue import RECIPES
 from dtrain.strategies.feasibility import feasibilities
 from dtrain.strategies.machine import Machine
 from dtrain.strategies.registry import AUTO, STRATEGIES, resolve_name, spanning
-from dtrain.words import check_word, counted
 
 TRANSPORTS = ("ring", "mpi", "nccl")
 ONE_DEVICE = "one_device"

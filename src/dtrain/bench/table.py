@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from dtrain.base.text_table import lines_of, markdown_of
 from dtrain.bench.notes import comparison, notes
 from dtrain.bench.results import Results, RowResult
-from dtrain.text_table import lines_of, markdown_of
 
 _SPEED = ("speed", "replicas", "cores", "examples/s", "ms a step", "speed-up", "efficiency")
 _NUMBERS = (

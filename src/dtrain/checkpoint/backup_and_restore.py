@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from dtrain.base.paths import checked_path
 from dtrain.checkpoint.content import LoadedCheckpoint, find_newest
 from dtrain.checkpoint.folder import check_no_link
 from dtrain.checkpoint.group import find_group
@@ -22,7 +23,6 @@ from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.hook import install
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
-from dtrain.paths import checked_path
 from dtrain.upstream import keras as upstream_keras
 
 _ended: collections.Counter[str] = collections.Counter()  # fits that have ended without an error, by folder

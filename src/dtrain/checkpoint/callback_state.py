@@ -15,11 +15,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from dtrain import safe_files
+from dtrain.base import safe_files
+from dtrain.base.log import logger
 from dtrain.checkpoint.tensor_file import is_count
 from dtrain.data.unpickling import dump_arrays, load_arrays
 from dtrain.errors import ConfigurationError, UnsafeFileError
-from dtrain.log import logger
 
 _SKIPPED = ("model", "_model", "params", "validation_data")
 _COMPARISONS = {"less": keras.ops.less, "greater": keras.ops.greater}

@@ -9,6 +9,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from dtrain.base.log import logger
+from dtrain.base.paths import checked_path
 from dtrain.checkpoint.callback_state import is_plain
 from dtrain.checkpoint.content import restore_generators
 from dtrain.checkpoint.folder import CheckpointFolder
@@ -19,8 +21,6 @@ from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.copies import check_copies
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
-from dtrain.log import logger
-from dtrain.paths import checked_path
 from dtrain.upstream import keras as upstream_keras
 
 

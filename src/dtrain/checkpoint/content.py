@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from dtrain.base.log import logger
 from dtrain.checkpoint.group import Group
 from dtrain.checkpoint.layout import HINT
 from dtrain.checkpoint.stored import StoredCheckpoint, committed, read_share
@@ -23,7 +24,6 @@ from dtrain.data.unpickling import dump_arrays, load_arrays
 from dtrain.errors import CheckpointError
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.log import logger
 
 _MOST = 10**6  # workers or replicas
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dtrain import channel, events
+from dtrain.base.log import logger
 from dtrain.checkpoint.content import LoadedCheckpoint, content, find_newest
 from dtrain.checkpoint.folder_lock import FolderLock
 from dtrain.checkpoint.group import find_group
@@ -21,7 +22,6 @@ from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.errors import CheckpointError
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.log import logger
 
 
 class CheckpointFolder:

@@ -21,12 +21,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dtrain import safe_files
+from dtrain.base import safe_files
+from dtrain.base.clock import REAL, Clock
 from dtrain.checkpoint.group import Group
 from dtrain.checkpoint.pauses import pause_watch
 from dtrain.checkpoint.storages import storage_of
 from dtrain.checkpoint.tensor_file import is_count
-from dtrain.clock import REAL, Clock
 from dtrain.cluster import settings
 from dtrain.errors import CheckpointError, UnsafeFileError
 from dtrain.keras_engine.peer_exchange import exchange

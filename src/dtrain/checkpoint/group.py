@@ -12,7 +12,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtrain import safe_files
+from dtrain.base import safe_files
 from dtrain.checkpoint.storages import storage_of
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout

@@ -9,7 +9,7 @@ import functools
 import math
 import threading
 
-from dtrain.clock import REAL, Clock
+from dtrain.base.clock import REAL, Clock
 
 LONGEST = 5.0
 """Seconds without a sign of life from which on a process counts as stopped; a launcher waits longer."""

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dtrain.clock import REAL, Clock
+from dtrain.base.clock import REAL, Clock
+from dtrain.base.log import logger
 from dtrain.cluster import settings
-from dtrain.log import logger
 from dtrain.upstream import processes
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dtrain.base.log import logger
 from dtrain.errors import CheckpointError
 from dtrain.keras_engine.seeds import program_seed
-from dtrain.log import logger
 
 _CLASSES = ("class", "inner_optimizer.class_name")  # with another class, the slots have other meanings
 _VARIABLE = "learning_rate"  # the setting that is a variable, which a checkpoint restores

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 
 from dtrain import channel, events
+from dtrain.base.log import logger
 from dtrain.checkpoint.callback_state import CallbackStates
 from dtrain.checkpoint.content import findings_of
 from dtrain.checkpoint.coordinator import SaveCoordinator
@@ -29,7 +30,6 @@ from dtrain.keras_engine.build import build
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, is_managed, layout_of
 from dtrain.keras_engine.steps import step_is_stock
-from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
 _NAME = "BackupAndRestore"  # the name in reports of the training clock

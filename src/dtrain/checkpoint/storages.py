@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dtrain import safe_files
+from dtrain.base import safe_files
 from dtrain.checkpoint import tensor_file
 from dtrain.checkpoint.checkpoint_io import CheckpointIO
 from dtrain.errors import ConfigurationError

@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from dtrain.base.log import logger
 from dtrain.checkpoint import layout, stored
 from dtrain.checkpoint.checkpoint_io import CheckpointIO
 from dtrain.checkpoint.storages import join, storage_of
 from dtrain.checkpoint.stored import committed, read_share
 from dtrain.errors import CheckpointError, ConfigurationError
-from dtrain.log import logger
 from dtrain.upstream import processes
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between two checks for the others' shares

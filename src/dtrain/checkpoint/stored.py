@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dtrain.base.log import logger
 from dtrain.checkpoint import layout
 from dtrain.checkpoint.storages import join, storage_of
 from dtrain.checkpoint.tensor_file import is_count
 from dtrain.errors import CheckpointError
-from dtrain.log import logger
 
 _HINT = "Use an older checkpoint. If this happens again, check the disk and the network, which may lose data."
 

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dtrain import safe_files
+from dtrain.base import safe_files
 
 _CHUNK = 1 << 20  # bytes in one write: a multiple of any disk's block size
 _PIECE = 256 << 10  # bytes that stay in the processor's cache between the checksum and the copy

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtrain import safe_files
+from dtrain.base import safe_files
+from dtrain.base.option_fields import declare, given_options, own_fields
 from dtrain.errors import ConfigurationError
-from dtrain.option_fields import declare, given_options, own_fields
 
 if TYPE_CHECKING:
     from dtrain.bench.plan import BenchOptions

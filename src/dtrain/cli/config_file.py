@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dtrain import safe_files
-from dtrain.counts import MOST
+from dtrain.base import safe_files
+from dtrain.base.counts import MOST
 from dtrain.errors import ConfigurationError, known_are
 
 _FLAG = "--config"

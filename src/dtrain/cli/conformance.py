@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtrain import safe_files
+from dtrain.base import safe_files
+from dtrain.base.option_fields import positive_integer, seconds
 from dtrain.errors import ConfigurationError, known_are
-from dtrain.option_fields import positive_integer, seconds
 
 if TYPE_CHECKING:
     from dtrain.conformance.corpus import CorpusProgram

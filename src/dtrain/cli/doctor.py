@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtrain.base.counts import MOST_SECONDS
+from dtrain.base.option_fields import positive_integer
+from dtrain.base.paths import check_script
+from dtrain.base.plain_text import cleaned
 from dtrain.cli.script_arguments import TIME_LIMIT, WORKERS, add_script, command_of
-from dtrain.counts import MOST_SECONDS
 from dtrain.errors import ConfigurationError
-from dtrain.option_fields import positive_integer
-from dtrain.paths import check_script
-from dtrain.plain_text import cleaned
 
 if TYPE_CHECKING:
     from dtrain.diagnosis.check import CheckResult

@@ -9,7 +9,7 @@ import argparse
 import json
 from typing import Any
 
-from dtrain.plain_text import cleaned
+from dtrain.base.plain_text import cleaned
 
 HELP = "show versions, devices, transports and variables, for a bug report"
 

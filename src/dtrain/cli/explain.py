@@ -10,13 +10,13 @@ import json
 import sys
 from typing import Any
 
+from dtrain.base.option_fields import positive_integer
+from dtrain.base.paths import check_script
+from dtrain.base.plain_text import cleaned
+from dtrain.base.text_table import lines_of
+from dtrain.base.words import counted
 from dtrain.cli.script_arguments import TIME_LIMIT, WORKERS, add_script, command_of
 from dtrain.errors import ConfigurationError
-from dtrain.option_fields import positive_integer
-from dtrain.paths import check_script
-from dtrain.plain_text import cleaned
-from dtrain.text_table import lines_of
-from dtrain.words import counted
 
 HELP = "show what the replicas of a script's training step communicate, and which lines need it"
 

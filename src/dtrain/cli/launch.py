@@ -14,14 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dtrain.cli import worker_counts
-from dtrain.cli.config_file import add_config_argument
-from dtrain.cli.ray_options import add_ray_arguments, ray_cluster
-from dtrain.cli.slurm_nodes import from_slurm
-from dtrain.cli.worker_counts import DEFAULT_WORKERS, Workers
-from dtrain.cluster.gpu_shares import gpu_shares
-from dtrain.errors import ConfigurationError
-from dtrain.option_fields import (
+from dtrain.base.option_fields import (
     count,
     declare,
     flag,
@@ -31,7 +24,14 @@ from dtrain.option_fields import (
     positive_integer,
     seconds,
 )
-from dtrain.paths import check_script
+from dtrain.base.paths import check_script
+from dtrain.cli import worker_counts
+from dtrain.cli.config_file import add_config_argument
+from dtrain.cli.ray_options import add_ray_arguments, ray_cluster
+from dtrain.cli.slurm_nodes import from_slurm
+from dtrain.cli.worker_counts import DEFAULT_WORKERS, Workers
+from dtrain.cluster.gpu_shares import gpu_shares
+from dtrain.errors import ConfigurationError
 
 HELP = "run a script in several processes, on this machine or on several"
 

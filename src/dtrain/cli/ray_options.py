@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dtrain.base.option_fields import declare, flag, given_options, option, own_fields, positive_integer
 from dtrain.errors import ConfigurationError
-from dtrain.option_fields import declare, flag, given_options, option, own_fields, positive_integer
 
 if TYPE_CHECKING:
     from dtrain.launch.ray_cluster import RayCluster

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from dtrain.option_fields import seconds
+from dtrain.base.option_fields import seconds
 
 TIME_LIMIT = 300.0
 """Seconds after which the script is ended, by default."""

@@ -11,8 +11,8 @@ import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
+from dtrain.base.text_table import lines_of
 from dtrain.strategies.registry import STRATEGIES, StrategyEntry
-from dtrain.text_table import lines_of
 
 if TYPE_CHECKING:
     from dtrain.strategies.feasibility import Feasibility

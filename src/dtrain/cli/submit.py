@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from dtrain.base.option_fields import declare, flag, given_options, own_fields
 from dtrain.errors import ConfigurationError
-from dtrain.option_fields import declare, flag, given_options, own_fields
 from dtrain.submit.target import TARGETS, JobRequest, load_target
 
 HELP = "queue a script as a job of Slurm or Kubernetes"

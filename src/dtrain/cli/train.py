@@ -12,10 +12,10 @@ from dataclasses import Field
 from typing import Any
 
 from dtrain import cluster, job
+from dtrain.base.option_fields import declare, flag, help_of, own_fields, positive_integer
 from dtrain.cli.launch import add_job_arguments, job_options, launch, note_placement
 from dtrain.cli.worker_counts import Workers
 from dtrain.errors import ConfigurationError
-from dtrain.option_fields import declare, flag, help_of, own_fields, positive_integer
 from dtrain.recipes import RECIPES, RecipeOptions, check_recipe, load_recipe
 from dtrain.recipes.catalogue import options_of_single_recipes
 from dtrain.strategies.registry import AUTO, resolve_name, spanning

@@ -9,8 +9,8 @@ import argparse
 import sys
 from typing import NamedTuple
 
+from dtrain.base.option_fields import count, positive_integer, seconds
 from dtrain.cluster.gpu_shares import ALL, gpu_shares
-from dtrain.option_fields import count, positive_integer, seconds
 from dtrain.topology import MOST_TASKS
 
 DEFAULT_WORKERS = 2

@@ -22,11 +22,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from dtrain.clock import REAL, Clock
+from dtrain.base.clock import REAL, Clock
+from dtrain.base.log import logger
+from dtrain.base.plain_text import cleaned
 from dtrain.cluster.sockets import answers_at, this_process_serves_at
 from dtrain.errors import ClusterConfigError
-from dtrain.log import logger
-from dtrain.plain_text import cleaned
 from dtrain.topology import Task, Topology
 from dtrain.upstream import processes
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from dtrain.counts import parse_count
+from dtrain.base.counts import parse_count
 from dtrain.errors import ClusterConfigError
 from dtrain.topology import MOST_TASKS, Topology
 

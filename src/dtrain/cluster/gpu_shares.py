@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dtrain.base.words import counted
 from dtrain.errors import ConfigurationError
-from dtrain.words import counted
 
 ALL = 0
 """The value of `each` for a single worker that has all GPUs of its machine."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from dtrain.clock import REAL, Clock
+from dtrain.base.clock import REAL, Clock
 
 LOG_INTERVAL = 10.0
 """Seconds between two log lines that name the missing tasks."""

@@ -17,12 +17,12 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dtrain.clock import REAL, Clock
+from dtrain.base.clock import REAL, Clock
+from dtrain.base.counts import parse_count
 from dtrain.cluster import settings, slurm
 from dtrain.cluster.environment import Environment
 from dtrain.cluster.sockets import bind_everywhere, loopback_host, resolves, source_towards
 from dtrain.cluster.tf_config import TFConfig
-from dtrain.counts import parse_count
 from dtrain.errors import MPIError, PeerMissingError
 from dtrain.topology import MOST_TASKS, Topology
 

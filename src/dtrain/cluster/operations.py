@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dtrain.clock import Clock
+from dtrain.base.clock import Clock
+from dtrain.base.plain_text import cleaned
 from dtrain.errors import DtrainError, OperationMismatchError, PeerMissingError
-from dtrain.plain_text import cleaned
 
 BEGUN, WAITS, UNEQUAL = KINDS = range(7, 10)
 """The kinds of frames: an operation has begun, a worker waits inside of one, two workers' are not equal."""

@@ -14,7 +14,8 @@ import struct
 import threading
 from collections.abc import Mapping
 
-from dtrain.clock import REAL, Clock, Deadline
+from dtrain.base.clock import REAL, Clock, Deadline
+from dtrain.base.plain_text import cleaned
 from dtrain.cluster.peer_link import (
     ForgedFrameError,
     LostPeers,
@@ -26,7 +27,6 @@ from dtrain.cluster.peer_link import (
 )
 from dtrain.cluster.peer_liveness import CHECK_INTERVAL, PeerLiveness
 from dtrain.cluster.rendezvous_lines import Connection
-from dtrain.plain_text import cleaned
 
 # The kinds of frames that are handled here; a subclass has others.
 # HELLO is each side's first frame; the first worker sends nothing before the other's.

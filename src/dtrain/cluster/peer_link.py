@@ -16,11 +16,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dtrain.clock import REAL, Clock
+from dtrain.base.clock import REAL, Clock
+from dtrain.base.plain_text import cleaned
 from dtrain.cluster.rendezvous_lines import Connection
 from dtrain.cluster.sockets import notice_broken_link
 from dtrain.errors import AuthenticationError, PeerMissingError
-from dtrain.plain_text import cleaned
 
 _HEADER = struct.Struct("!BQQ")  # the kind, a number, and the size of the body
 _SIZE = struct.Struct("!Q")

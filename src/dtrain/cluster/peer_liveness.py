@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from dtrain.clock import REAL, Clock, RunClock
+from dtrain.base.clock import REAL, Clock, RunClock
 
 CHECK_INTERVAL = 1.0
 """Seconds between two checks of who is alive."""

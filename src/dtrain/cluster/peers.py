@@ -13,7 +13,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from dtrain.clock import REAL, Clock
+from dtrain.base.clock import REAL, Clock
 from dtrain.cluster import mpi, operations, stops
 from dtrain.cluster.operations import Operations
 from dtrain.cluster.peer_connections import PeerConnections

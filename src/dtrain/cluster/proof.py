@@ -23,7 +23,7 @@ import socket
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from dtrain.clock import Deadline
+from dtrain.base.clock import Deadline
 from dtrain.cluster.secret import SIZE, Secret
 
 _CHECK_SECONDS = 0.5  # seconds between two calls of `while_waiting`

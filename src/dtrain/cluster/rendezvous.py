@@ -15,7 +15,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from dtrain.clock import REAL, Clock, Deadline
+from dtrain.base.clock import REAL, Clock, Deadline
+from dtrain.base.plain_text import cleaned
 from dtrain.cluster import settings
 from dtrain.cluster.logged_wait import LoggedWait
 from dtrain.cluster.proof import introduce
@@ -37,7 +38,6 @@ from dtrain.errors import (
     PeerMissingError,
     PortInUseError,
 )
-from dtrain.plain_text import cleaned
 from dtrain.topology import Task, Topology, split_address
 
 _PORT_PATIENCE = 2.0  # seconds that a port may still be held by a process that is just ending

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from dtrain.clock import Deadline
+from dtrain.base.clock import Deadline
+from dtrain.base.plain_text import cleaned
 from dtrain.cluster.logged_wait import LoggedWait
 from dtrain.cluster.proof import Handshake, ProofError
 from dtrain.cluster.rendezvous_lines import (
@@ -28,7 +29,6 @@ from dtrain.cluster.rendezvous_lines import (
 )
 from dtrain.cluster.secret import Secret
 from dtrain.cluster.sockets import accept
-from dtrain.plain_text import cleaned
 from dtrain.topology import Task, Topology
 
 HELLO_PATIENCE = 5.0  # seconds that each side gives the other for its first message

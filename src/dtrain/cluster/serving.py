@@ -11,7 +11,8 @@ import multiprocessing
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from dtrain.clock import REAL, Clock
+from dtrain.base.clock import REAL, Clock
+from dtrain.base.log import logger
 from dtrain.cluster import settings
 from dtrain.cluster.control import CHIEF, FINISH_TIME, Control, ask
 from dtrain.cluster.logged_wait import LOG_INTERVAL, LoggedWait, remaining_wait
@@ -29,7 +30,6 @@ from dtrain.errors import (
     ServingEnded,
     TaskFailedError,
 )
-from dtrain.log import logger
 from dtrain.topology import SERVING_JOBS, Topology, split_address
 
 __all__ = ["ask", "check_roles", "serve", "wait_for_servers", "with_chief"]

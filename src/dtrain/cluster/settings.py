@@ -12,7 +12,7 @@ import os
 import pwd
 from pathlib import Path
 
-from dtrain.counts import MOST_SECONDS, parse_count
+from dtrain.base.counts import MOST_SECONDS, parse_count
 from dtrain.errors import ConfigurationError
 
 _SPAWNED_TIMEOUT = 120.0

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dtrain.base.counts import parse_count
 from dtrain.cluster import settings
 from dtrain.cluster.environment import Environment, not_detected
-from dtrain.counts import parse_count
 from dtrain.errors import ClusterConfigError
 from dtrain.topology import MOST_TASKS, Topology, host_problem
 

@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Callable, Collection, Iterable
 
-from dtrain.clock import REAL, Clock
+from dtrain.base.clock import REAL, Clock
 from dtrain.topology import split_address
 
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dtrain.clock import REAL, Clock, Deadline
+from dtrain.base.clock import REAL, Clock, Deadline
 from dtrain.cluster import peers
 from dtrain.cluster.acceptor import Acceptor
 from dtrain.cluster.proof import Handshake, introduce

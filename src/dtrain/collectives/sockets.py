@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from dtrain.clock import REAL, Clock
+from dtrain.base.clock import REAL, Clock
 from dtrain.cluster import peers
 from dtrain.cluster.sockets import notice_broken_link
 from dtrain.collectives.calls import Calls, Parts, raw

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.base.log import logger
 from dtrain.cluster import peers, settings
 from dtrain.collectives.calls import Calls
 from dtrain.collectives.launcher import CallLauncher, CallOperations
@@ -22,7 +23,6 @@ from dtrain.collectives.transport import Communication, Facts, Transport
 from dtrain.errors import ConfigurationError, PeerMismatchError
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.log import logger
 from dtrain.topology import Topology, split_address
 from dtrain.upstream import processes
 from dtrain.upstream import tensorflow as upstream_tf

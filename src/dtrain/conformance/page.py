@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dtrain.base.plain_text import cleaned
+from dtrain.base.text_table import markdown_of
 from dtrain.conformance.corpus import RTOL
 from dtrain.conformance.layouts import LAYOUTS, SIDES
 from dtrain.conformance.results import ERROR, SAME, WRONG, Conformance, ProgramVerdict
-from dtrain.plain_text import cleaned
-from dtrain.text_table import markdown_of
 
 _MARKS = {SAME: "yes", WRONG: "**wrong**", ERROR: "error"}
 

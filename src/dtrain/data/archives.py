@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Self, cast
 
-from dtrain import safe_files
+from dtrain.base import safe_files
+from dtrain.base.plain_text import cleaned
 from dtrain.errors import DataError
-from dtrain.plain_text import cleaned
 
 _BLOCK = 512  # bytes; headers and files in a tar archive fill multiples of it
 _CHUNK = 1 << 20

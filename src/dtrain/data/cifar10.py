@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dtrain.base.log import logger
+from dtrain.base.plain_text import cleaned
 from dtrain.data.archives import Archive, by_number, open_archive
 from dtrain.data.digits import Examples
 from dtrain.data.published import PublishedArchive, check_labels, listing, locate
 from dtrain.data.unpickling import load_arrays
 from dtrain.errors import DataError
-from dtrain.log import logger
-from dtrain.plain_text import cleaned
 
 _PIXELS = 3 * 32 * 32
 _CLASSES = 10

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dtrain.base.log import logger
+from dtrain.base.plain_text import cleaned
 from dtrain.data.archives import Archive, by_number, open_archive
 from dtrain.data.published import PublishedArchive, listing, locate
 from dtrain.data.texts import Texts, check_encoding, wrong_encoding
 from dtrain.errors import DataError
-from dtrain.log import logger
-from dtrain.plain_text import cleaned
 
 _CLASSES = ("neg", "pos")  # by label
 _PARTS = ("train", "test")

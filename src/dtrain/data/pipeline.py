@@ -12,6 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain import sharding as rules
+from dtrain.base.log import logger
+from dtrain.base.words import whole_number
 from dtrain.data.arguments import taking
 from dtrain.data.batching import Stages, StreamBatches, TableBatches, finished, rows_of_worker
 from dtrain.data.columns import ColumnTable
@@ -25,8 +27,6 @@ from dtrain.job import world_size
 from dtrain.keras_engine.hook import install
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.log import logger
-from dtrain.words import whole_number
 
 _WHOLE = Share()
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrain import safe_files
+from dtrain.base import safe_files
+from dtrain.base.plain_text import cleaned
+from dtrain.base.words import whole_number
 from dtrain.cluster import settings
 from dtrain.data.download import download
 from dtrain.errors import DataError
-from dtrain.plain_text import cleaned
-from dtrain.words import whole_number
 
 _LISTED = 8  # names of a list that a message shows
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dtrain import safe_files
+from dtrain.base import safe_files
+from dtrain.base.words import whole_number
 from dtrain.data.columns import Column, columns_of, named_columns
 from dtrain.data.records import array_record_module
 from dtrain.data.tfrecord_files import check_compression
 from dtrain.errors import DataError
-from dtrain.words import whole_number
 
 
 def write_tfrecords(

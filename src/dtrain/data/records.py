@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain import safe_files
+from dtrain.base import safe_files
 from dtrain.data.tfrecord_files import check_compression, scan
 from dtrain.errors import ConfigurationError, DataError, UnsupportedVersionError
 

@@ -17,15 +17,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.base.log import logger
+from dtrain.base.words import whole_number
 from dtrain.cluster import plain_environment
 from dtrain.data import service_process
 from dtrain.data.arguments import is_function
 from dtrain.errors import ConfigurationError, DataError
 from dtrain.job import world_size
 from dtrain.launch.reports import describe_exit
-from dtrain.log import logger
 from dtrain.upstream.datasets import read_from_service
-from dtrain.words import whole_number
 
 _START_SECONDS = 120.0
 _CHECK_SECONDS = 0.2

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dtrain.base.words import whole_number
 from dtrain.data.digits import Examples
 from dtrain.errors import ConfigurationError
-from dtrain.words import whole_number
 
 _RULE_SEED = 20  # seed of the task; the caller's seed draws examples of the task
 _NOISE = 0.25

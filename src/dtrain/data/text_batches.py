@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from dtrain.base.log import logger
 from dtrain.data.columns import ColumnTable, named_columns
 from dtrain.data.readers import in_order, ragged_first
 from dtrain.errors import ConfigurationError
 from dtrain.example_order import BatchSpan
 from dtrain.keras_engine.rows import unconverted
-from dtrain.log import logger
 
 
 def check_pad(pad: Any, buckets: Any) -> tuple[Any, tuple[int, ...] | None]:

@@ -18,12 +18,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrain import safe_files
+from dtrain.base import safe_files
+from dtrain.base.log import logger
 from dtrain.cluster import settings
 from dtrain.data.published import listing
 from dtrain.data.texts import Texts, check_encoding, wrong_encoding
 from dtrain.errors import ConfigurationError, DataError, UnsafeFileError
-from dtrain.log import logger
 
 _MOST_BYTES = 4 << 30  # of a table, which is read into memory
 _DELIMITERS = (",", ";", "\t", "|")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-from dtrain import safe_files
+from dtrain.base import safe_files
 from dtrain.errors import ConfigurationError, DataError
 from dtrain.upstream.datasets import masked_crc32c
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from dtrain.clock import REAL, Clock
+from dtrain.base.clock import REAL, Clock
 from dtrain.diagnosis.peer_probe import PeerResult
 from dtrain.topology import Task, Topology
 

@@ -11,8 +11,8 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from dtrain import safe_files
-from dtrain.clock import REAL, Clock
+from dtrain.base import safe_files
+from dtrain.base.clock import REAL, Clock
 from dtrain.cluster.secret import job_secret
 from dtrain.cluster.sockets import bind_everywhere
 from dtrain.cluster.tf_config import TFConfig

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from dtrain import safe_files
+from dtrain.base import safe_files
 from dtrain.diagnosis.check import CheckContext, CheckResult
 from dtrain.diagnosis.installation import PROBE_SECONDS, nccl_version
 from dtrain.errors import DtrainError

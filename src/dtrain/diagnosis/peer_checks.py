@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dtrain.clock import Clock
+from dtrain.base.clock import Clock
 from dtrain.diagnosis.check import CheckContext, CheckResult
 from dtrain.diagnosis.installation import versions
 

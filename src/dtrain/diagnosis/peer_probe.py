@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtrain.clock import REAL, Clock, Deadline
+from dtrain.base.clock import REAL, Clock, Deadline
 from dtrain.cluster.acceptor import Acceptor
 from dtrain.cluster.proof import Handshake, Signer, introduce
 from dtrain.cluster.secret import Secret

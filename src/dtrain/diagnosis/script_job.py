@@ -18,12 +18,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, TextIO
 
+from dtrain.base.words import counted
 from dtrain.cluster.gpus import visible_gpus
 from dtrain.diagnosis.check import CheckResult
 from dtrain.diagnosis.first_steps import STEPS
 from dtrain.errors import ProcessEnd
 from dtrain.launch import launch_local
-from dtrain.words import counted
 
 _GRACE = 1.0  # seconds between SIGTERM and SIGKILL
 _AGAIN = 0.1  # seconds after which a signal is sent again that came when no job was there to catch it

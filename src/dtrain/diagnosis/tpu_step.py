@@ -12,11 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.base.user_lines import line_of_keras, line_of_user
 from dtrain.diagnosis.check import CheckResult
 from dtrain.keras_engine.rows import unconverted, without_optionals
 from dtrain.upstream import functions
 from dtrain.upstream import keras as upstream_keras
-from dtrain.user_lines import line_of_keras, line_of_user
 
 _PYTHON = {
     "PyFunc": "tf.numpy_function",

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from dtrain.user_lines import line_of_user
+from dtrain.base.user_lines import line_of_user
 
 IS_MODULE = "-m"
 """The first word of a command line whose second word is the name of a module."""

@@ -14,10 +14,10 @@ import keras
 import tensorflow as tf
 
 from dtrain import events
+from dtrain.base.log import logger
 from dtrain.keras_engine.context import all_reduce_sum, local_update
 from dtrain.keras_engine.loop import LocalState
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 

@@ -19,7 +19,8 @@ from typing import Any
 
 import keras
 
-from dtrain import events, safe_files
+from dtrain import events
+from dtrain.base import safe_files
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.loop import FitSession
 from dtrain.keras_engine.peer_exchange import exchange

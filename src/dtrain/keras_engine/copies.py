@@ -15,13 +15,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from dtrain.base.log import logger
 from dtrain.errors import ReplicaMismatchError
 from dtrain.keras_engine.callbacks import Stateless
 from dtrain.keras_engine.gradient_marks import GradientMarks
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
 from dtrain.keras_engine.replica_communication import StrategyCollectives
-from dtrain.log import logger
 from dtrain.upstream.tensorflow import underlying
 
 _TOLERANCE = 1e-5  # of the largest value of a weight

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from dtrain.base.log import logger
 from dtrain.keras_engine.gradient_marks import GradientMarks
 from dtrain.keras_engine.partitioned_steps import SingleProgram, is_in_parts
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.replica_communication import StrategyCollectives
 from dtrain.keras_engine.rows import is_dense, without_optionals
 from dtrain.keras_engine.single_program import as_single_program, making_variables
-from dtrain.log import logger
 
 _warned = False
 

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dtrain import safe_files
+from dtrain.base import safe_files
+from dtrain.base.log import logger
 from dtrain.keras_engine.asynchronous.snapshot import Snapshots
 from dtrain.keras_engine.protocol import is_asynchronous, layout_of
 from dtrain.keras_engine.scratch import scratch_beside
-from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
 from dtrain.upstream.reach import on_objects, replaces

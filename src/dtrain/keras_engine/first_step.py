@@ -15,8 +15,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from dtrain.base.log import logger
 from dtrain.errors import PeerMissingError, UnsupportedVersionError
-from dtrain.log import logger
 from dtrain.upstream import reach, record
 
 _EXAMPLES, _STEPS, _TOLERANCE = 5, 2, 1e-3

@@ -21,6 +21,7 @@ import keras
 import numpy as np
 
 from dtrain import channel, events
+from dtrain.base.log import logger
 from dtrain.errors import ConfigurationError
 from dtrain.events import PARTS
 from dtrain.keras_engine.callbacks import Stateless
@@ -29,7 +30,6 @@ from dtrain.keras_engine.peer_exchange import WorkerTimes
 from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous
 from dtrain.keras_engine.reductions import unmeasured_parts
 from dtrain.keras_engine.steps import step_is_stock
-from dtrain.log import logger
 from dtrain.training_clock import Mark, Totals, clock, is_slow, slow_line
 
 OnNan = Literal["warn", "stop"]

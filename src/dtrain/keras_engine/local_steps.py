@@ -11,12 +11,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.base.log import logger
 from dtrain.keras_engine.groups import Part
 from dtrain.keras_engine.rows import without_optionals
 from dtrain.keras_engine.steps import Program, first_replica, silent_results, step_is_stock
 from dtrain.keras_engine.xla_rule import runs_in_xla
 from dtrain.keras_engine.xla_steps import XlaSteps, replica_device
-from dtrain.log import logger
 from dtrain.upstream import tensorflow as upstream_tf
 
 

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from dtrain.base.log import logger
 from dtrain.keras_engine.metric_arguments import Arguments, Number, Rows
 from dtrain.keras_engine.rows import map_leaves
-from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import layer_calls
 

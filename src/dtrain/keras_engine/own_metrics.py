@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from dtrain.base.log import logger
 from dtrain.errors import CompilationError, StepError
 from dtrain.keras_engine.context import (
     ThreadValue,
@@ -29,7 +30,6 @@ from dtrain.keras_engine.protocol import current_layout, layout_of
 from dtrain.keras_engine.reductions import as_floats, check_not_compiled
 from dtrain.keras_engine.replica_calls import combined_on_read, without_row
 from dtrain.keras_engine.rows import as_tensor
-from dtrain.log import logger
 from dtrain.upstream import functions
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf

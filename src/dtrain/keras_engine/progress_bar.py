@@ -18,8 +18,8 @@ import keras
 import numpy as np
 
 from dtrain import training_rate
+from dtrain.base.log import logger
 from dtrain.keras_engine.callbacks import Stateless
-from dtrain.log import logger
 from dtrain.training_clock import clock
 from dtrain.training_rate import Figures
 

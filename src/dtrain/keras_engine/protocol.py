@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dtrain.base.log import logger
 from dtrain.errors import ScopeError
-from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream.tensorflow import underlying
 

@@ -27,6 +27,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from dtrain.base.log import logger
 from dtrain.keras_engine.asynchronous.local_variable import LocalVariable
 from dtrain.keras_engine.context import (
     ThreadValue,
@@ -40,7 +41,6 @@ from dtrain.keras_engine.protocol import is_asynchronous, layout_of
 from dtrain.keras_engine.reductions import check_not_compiled
 from dtrain.keras_engine.replica_attributes import PerReplicaAttributes, PerReplicaObjects
 from dtrain.keras_engine.rows import is_dense, row_count, with_zero_row, without_zero_row
-from dtrain.log import logger
 from dtrain.upstream import functions, keras_names, tensorflow_names
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtrain.log import logger
+from dtrain.base.log import logger
+from dtrain.base.user_lines import line_of_keras, line_of_user
 from dtrain.partition.plan import KINDS, Plan, PlannedCollective
 from dtrain.partition.traced import TracedOperation
-from dtrain.user_lines import line_of_keras, line_of_user
 
 MUCH = 1_000_000
 """Bytes that one operation may gather in a step before a warning names it."""

@@ -10,8 +10,8 @@ import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dtrain.base.clock import Clock
 from dtrain.channel import RUN_AGAIN
-from dtrain.clock import Clock
 from dtrain.launch.connections import Connections
 from dtrain.launch.policy import GO_ON, Decision, Policy
 from dtrain.launch.rendezvous_watch import RendezvousWatch

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dtrain.base.words import known_word
 from dtrain.launch.launcher import Launcher
 from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.mpi_launcher import MPILauncher
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
-from dtrain.words import known_word
 
 
 def _on_nodes(session: Session, spec: JobSpec | None = None) -> Launcher:

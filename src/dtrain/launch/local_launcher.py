@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from dtrain import channel, task_hooks
+from dtrain.base.log import logger
 from dtrain.cluster import secret
 from dtrain.launch import guard, priority
 from dtrain.launch.environment import local_topologies
@@ -29,7 +30,6 @@ from dtrain.launch.ports import reserve_ports
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
 from dtrain.launch.task_handle import TaskCommand
-from dtrain.log import logger
 from dtrain.task_messages import ImportsNote
 from dtrain.topology import Task
 

@@ -17,7 +17,7 @@ from typing import IO
 
 import psutil
 
-from dtrain.clock import REAL, Clock
+from dtrain.base.clock import REAL, Clock
 from dtrain.cluster.sockets import listens
 from dtrain.launch.output import Console, OutputReader
 from dtrain.launch.task_handle import TaskHandle

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from dtrain.clock import REAL, Clock
+from dtrain.base.clock import REAL, Clock
 
 _PATIENCE = 2  # consecutive failures before the first step, after which a place is given up
 

@@ -17,7 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from dtrain.clock import Clock
+from dtrain.base.clock import Clock
 from dtrain.cluster import without_task
 from dtrain.errors import MPIError
 from dtrain.launch.hosts.messages import OutputLine, Started

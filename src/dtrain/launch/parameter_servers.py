@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from dtrain.clock import Clock
+from dtrain.base.clock import Clock
 from dtrain.launch.attempt import AttemptPolicy, JobRecord
 from dtrain.launch.environment import worker_tasks
 from dtrain.launch.launcher import Assignment, Launcher

@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dtrain.base.words import check_word
 from dtrain.errors import ConfigurationError
-from dtrain.words import check_word
 
 AUTO = "auto"
 """The address that lets Ray find the cluster: by RAY_ADDRESS, or else that of this machine's node."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-from dtrain.clock import REAL, Clock, RunClock
+from dtrain.base.clock import REAL, Clock, RunClock
 from dtrain.launch.policy import GO_ON, Decision
 from dtrain.launch.reports import describe_exit
 from dtrain.launch.task_handle import TaskHandle

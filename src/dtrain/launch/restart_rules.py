@@ -9,7 +9,7 @@ import collections
 import signal
 from dataclasses import dataclass
 
-from dtrain.clock import REAL, Clock
+from dtrain.base.clock import REAL, Clock
 from dtrain.launch.reports import describe_exit
 from dtrain.topology import Task
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from dtrain import safe_files
+from dtrain.base import safe_files
 from dtrain.channel import RUN_AGAIN
 from dtrain.launch.attempt import AttemptPolicy, JobRecord
 from dtrain.launch.connections import Connections

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtrain.counts import MOST_SECONDS
+from dtrain.base.counts import MOST_SECONDS
 from dtrain.errors import ConfigurationError
 from dtrain.launch.ray_cluster import RayCluster
 from dtrain.topology import MOST_TASKS, split_address

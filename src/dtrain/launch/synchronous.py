@@ -11,8 +11,8 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from dtrain.base.clock import Clock
 from dtrain.channel import RUN_AGAIN
-from dtrain.clock import Clock
 from dtrain.cluster import settings
 from dtrain.launch.attempt import SAVING_GRACE, AttemptPolicy, JobRecord
 from dtrain.launch.environment import worker_tasks

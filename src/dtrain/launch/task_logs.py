@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dtrain import safe_files
+from dtrain.base import safe_files
 from dtrain.errors import ConfigurationError
 from dtrain.launch.output import Console
 from dtrain.topology import Task

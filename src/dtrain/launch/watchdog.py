@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from dtrain.clock import REAL, Clock, RunClock
+from dtrain.base.clock import REAL, Clock, RunClock
 from dtrain.task_messages import Progress
 from dtrain.topology import Task
 from dtrain.training_clock import in_words, is_slow, slow_line

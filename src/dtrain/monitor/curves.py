@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dtrain import safe_files
+from dtrain.base import safe_files
+from dtrain.base.log import logger
 from dtrain.errors import UnsupportedVersionError
-from dtrain.log import logger
 
 _COLUMNS = 3
 _MOST = 9

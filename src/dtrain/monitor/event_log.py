@@ -17,11 +17,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from dtrain import events, job, safe_files
+from dtrain import events, job
+from dtrain.base import safe_files
+from dtrain.base.log import logger
 from dtrain.cluster import settings
 from dtrain.keras_engine.callbacks import Stateless
 from dtrain.keras_engine.protocol import is_asynchronous
-from dtrain.log import logger
 from dtrain.monitor.json_text import without_nan
 from dtrain.monitor.record import VERSION
 from dtrain.monitor.run_directory import RunDirectory, check_attempt

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from dtrain import safe_files
+from dtrain.base import safe_files
 
 EVENTS = "events.jsonl"
 METRICS = "metrics.csv"

@@ -13,9 +13,9 @@ from typing import Any
 import keras
 
 from dtrain import events, job
+from dtrain.base.log import logger
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.fit_reports import LossAlarm, OnNan
-from dtrain.log import logger
 from dtrain.monitor.curves import drawn, plot_curves
 from dtrain.monitor.event_log import EventLog
 from dtrain.monitor.profile import Profile

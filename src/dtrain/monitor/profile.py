@@ -13,8 +13,8 @@ import keras
 import tensorflow as tf
 
 from dtrain import events, job
+from dtrain.base.log import logger
 from dtrain.keras_engine.callbacks import Stateless
-from dtrain.log import logger
 from dtrain.training_clock import clock
 
 

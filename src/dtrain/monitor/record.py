@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dtrain import __version__, job
+from dtrain.base.words import counted
 from dtrain.cluster import current
 from dtrain.cluster import settings as environment
 from dtrain.cluster.cores import threads, usable_cores
@@ -20,7 +21,6 @@ from dtrain.monitor.origin import origin
 from dtrain.monitor.run_directory import RunDirectory
 from dtrain.strategies.registry import resolve_name
 from dtrain.training_rate import of_epoch, of_run
-from dtrain.words import counted
 
 VERSION = 1
 """The version of the format of a run directory."""

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dtrain import job, safe_files
-from dtrain.clock import REAL, Clock
+from dtrain import job
+from dtrain.base import safe_files
+from dtrain.base.clock import REAL, Clock
+from dtrain.base.log import logger
+from dtrain.base.paths import checked_path
 from dtrain.cluster import settings
 from dtrain.errors import ConfigurationError
-from dtrain.log import logger
 from dtrain.monitor.json_text import to_json
-from dtrain.paths import checked_path
 
 RUNS = Path("runs")
 """The folder in which new run directories are made."""

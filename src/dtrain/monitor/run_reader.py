@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dtrain import safe_files
+from dtrain.base import safe_files
 from dtrain.errors import ConfigurationError
 from dtrain.monitor.line_files import (
     EVENTS,

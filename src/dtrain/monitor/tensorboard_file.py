@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dtrain import safe_files
+from dtrain.base import safe_files
 from dtrain.monitor.line_files import finite
 
 _EPOCH_TAG = "epoch_"

@@ -14,14 +14,14 @@ from typing import Any
 
 import psutil
 
+from dtrain.base.log import logger
+from dtrain.base.words import whole_number
 from dtrain.errors import ConfigurationError, TaskFailedError, TaskTimeoutError
 from dtrain.launch.environment import task_environment
 from dtrain.launch.reports import describe_exit
 from dtrain.launch.spawn import make_calls
-from dtrain.log import logger
 from dtrain.optim.batch_trial import BatchTrial, names_memory, run_trial
 from dtrain.topology import Task
-from dtrain.words import whole_number
 
 _CGROUP = Path("/proc/self/cgroup")
 _TASK = Task("worker", 0)

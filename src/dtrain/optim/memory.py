@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain.log import logger
+from dtrain.base.log import logger
 from dtrain.optim.liveness import LOOPS, peak_bytes, tensor_bytes
 from dtrain.optim.memory_trace import TracedStep, batch_spec, stand_alone, trace_step
 from dtrain.upstream.functions import optimized

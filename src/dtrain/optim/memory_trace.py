@@ -14,8 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from dtrain.base.words import whole_number
 from dtrain.errors import ConfigurationError, DataError
-from dtrain.words import whole_number
 
 _EXAMPLE = "Give an example batch, such as (x, y), or tf.TensorSpecs of one."
 

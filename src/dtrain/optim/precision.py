@@ -13,10 +13,10 @@ from typing import Any
 
 import keras
 
-from dtrain.log import logger
+from dtrain.base.log import logger
+from dtrain.base.words import PRECISIONS, SHORT_PRECISIONS, known_word
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import layer_calls
-from dtrain.words import PRECISIONS, SHORT_PRECISIONS, known_word
 
 _HALVES = ("float16", "bfloat16")
 # Layers that do not change numbers: the precision is decided by the layer before them.

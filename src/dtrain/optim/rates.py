@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 
+from dtrain.base.words import SCALINGS, known_word
 from dtrain.errors import ConfigurationError
-from dtrain.words import SCALINGS, known_word
 
 
 def scaled_rate(rate: float, *, batch: int, base_batch: int, scaling: str = "linear") -> float:

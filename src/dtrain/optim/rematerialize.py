@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 import keras
 
+from dtrain.base.words import known_word
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.hook import install
 from dtrain.keras_engine.rematerialization import OwnNames
 from dtrain.upstream.versions import require_keras
-from dtrain.words import known_word
 
 MODES = {
     "none": "none",

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import keras
 
+from dtrain.base.log import logger
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.hook import install
 from dtrain.keras_engine.sharded_state import shard
-from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
 # Optimizers whose state has the shape of the weights, begins equal on all replicas, and is used in updates

@@ -11,10 +11,10 @@ from dataclasses import Field, dataclass
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
+from dtrain.base.option_fields import flag, option, own_fields
+from dtrain.base.words import check_word
 from dtrain.errors import ConfigurationError
-from dtrain.option_fields import flag, option, own_fields
 from dtrain.recipes.options import RecipeOptions
-from dtrain.words import check_word
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from dtrain.batch_sizes import BatchSizes, check_batches, plan_batches
+from dtrain.base.batch_sizes import BatchSizes, check_batches, plan_batches
+from dtrain.base.option_fields import check, declare, given_options, option, own_fields, to_arguments
+from dtrain.base.words import PRECISIONS, SCALINGS, SHORT_PRECISIONS
 from dtrain.errors import ConfigurationError
 from dtrain.monitor.run_directory import check_run_directory
-from dtrain.option_fields import check, declare, given_options, option, own_fields, to_arguments
 from dtrain.strategies.registry import names
-from dtrain.words import PRECISIONS, SCALINGS, SHORT_PRECISIONS
 
 _LARGEST_SEED = 2**32 - 1
 

@@ -14,7 +14,8 @@ import keras
 import tensorflow as tf
 
 import dtrain
-from dtrain import job, monitor, safe_files
+from dtrain import job, monitor
+from dtrain.base import safe_files
 from dtrain.data import Pipeline
 from dtrain.monitor import RunDirectory
 from dtrain.monitor.rates import RateLogs

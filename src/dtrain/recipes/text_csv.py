@@ -8,7 +8,7 @@ joined by a space; `classes.txt` names the class of each output.
 
 from __future__ import annotations
 
-from dtrain import safe_files
+from dtrain.base import safe_files
 from dtrain.data import Texts, load_text_csv
 from dtrain.monitor import RunDirectory
 from dtrain.recipes.catalogue import TextCsvOptions

@@ -13,7 +13,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 import dtrain
-from dtrain import safe_files
+from dtrain.base import safe_files
 from dtrain.data import Pipeline, Texts
 from dtrain.monitor import RunDirectory
 from dtrain.recipes.catalogue import TextOptions

@@ -10,9 +10,9 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
+from dtrain.base.log import logger
 from dtrain.cluster import current, origin, settings
 from dtrain.cluster.tpu import tpu_name
-from dtrain.log import logger
 
 
 @dataclass(frozen=True, kw_only=True)

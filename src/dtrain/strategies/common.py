@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from dtrain.base.log import logger
 from dtrain.cluster.secret import on_loopback
 from dtrain.errors import StepError
 from dtrain.keras_engine import host_writes
@@ -23,7 +24,6 @@ from dtrain.keras_engine.context import reported_replicas, single_program, updat
 from dtrain.keras_engine.hook import install
 from dtrain.keras_engine.protocol import scope_entered
 from dtrain.keras_engine.replica_calls import note_write, with_own_attributes
-from dtrain.log import logger
 from dtrain.strategies import devices
 from dtrain.topology import Topology
 from dtrain.upstream import functions, tensorflow_names

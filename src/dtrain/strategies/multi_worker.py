@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain import channel
+from dtrain.base.log import logger
 from dtrain.cluster import current, join, known_to_tensorflow, peers
 from dtrain.cluster.secret import on_loopback
 from dtrain.collectives.launcher import buckets
@@ -22,7 +23,6 @@ from dtrain.keras_engine.gradient_hook import GradientHook, hook_of
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout, strategy_made
 from dtrain.keras_engine.seeds import note_drawn
-from dtrain.log import logger
 from dtrain.strategies import common, devices
 from dtrain.topology import Topology
 from dtrain.upstream import tensorflow as upstream_tf

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from dtrain.clock import REAL, Deadline
+from dtrain.base.clock import REAL, Deadline
+from dtrain.base.log import logger
 from dtrain.cluster import settings
 from dtrain.cluster.tpu import tpu_name
 from dtrain.errors import ConfigurationError, TPUNotFoundError
-from dtrain.log import logger
 from dtrain.strategies import common
 from dtrain.upstream import processes
 

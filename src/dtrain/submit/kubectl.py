@@ -9,8 +9,8 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 
+from dtrain.base.plain_text import cleaned
 from dtrain.errors import ConfigurationError, SchedulerError
-from dtrain.plain_text import cleaned
 
 _SECONDS = 120.0  # the time limit of a call of kubectl
 _ANSWER = "--request-timeout=60s"

@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dtrain import safe_files
+from dtrain.base import safe_files
+from dtrain.base.option_fields import check
 from dtrain.cluster.secret import SIZE
 from dtrain.errors import ConfigurationError
-from dtrain.option_fields import check
 from dtrain.submit import kubectl
 from dtrain.submit.kubernetes_objects import INSTANCE, hide, job_name, render
 from dtrain.submit.kubernetes_options import KubernetesOptions

@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from dtrain.base.option_fields import flag
 from dtrain.errors import ConfigurationError
-from dtrain.option_fields import flag
 from dtrain.submit import kubernetes_options as checked
 from dtrain.submit import kubernetes_pod as pods
 from dtrain.submit.kubernetes_options import KubernetesOptions

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
+from dtrain.base.option_fields import count, flag, option, positive_integer, seconds
 from dtrain.errors import ConfigurationError
-from dtrain.option_fields import count, flag, option, positive_integer, seconds
 
 KINDS = ("jobset", "trainjob")
 NETWORKS = ("job", "ingress", "open")

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dtrain.base.option_fields import option, positive_integer
+from dtrain.base.paths import check_script
+from dtrain.base.plain_text import cleaned
 from dtrain.cluster.slurm import outside_job
 from dtrain.errors import ConfigurationError, RunAgain, SchedulerError
-from dtrain.option_fields import option, positive_integer
-from dtrain.paths import check_script
-from dtrain.plain_text import cleaned
 from dtrain.submit.target import JobRequest
 
 HELP = "submit to Slurm, by sbatch"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from dtrain.option_fields import option, positive_integer
+from dtrain.base.option_fields import option, positive_integer
 
 TARGETS = {
     "slurm": "dtrain.submit.slurm",

@@ -10,8 +10,8 @@ import shlex
 import sys
 from dataclasses import dataclass
 
+from dtrain.base.option_fields import option
 from dtrain.errors import ConfigurationError
-from dtrain.option_fields import option
 from dtrain.submit.target import JobRequest
 
 HELP = "print the command for all hosts of a TPU VM; not tried on a TPU"

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from dtrain.base.log import logger
 from dtrain.errors import UnsupportedVersionError
-from dtrain.log import logger
 from dtrain.upstream.reach import Reach, installed_versions, of_installed
 from dtrain.upstream.versions import minor, numbers
 

@@ -10,9 +10,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from dtrain.base.log import logger
 from dtrain.errors import DataError
 from dtrain.keras_engine.loop import current_loop
-from dtrain.log import logger
 
 
 class StalenessReport(keras.callbacks.Callback):  # type: ignore[misc]

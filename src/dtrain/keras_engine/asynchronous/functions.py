@@ -18,13 +18,13 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain import events
+from dtrain.base.log import logger
 from dtrain.keras_engine.asynchronous.batches import BlockReader
 from dtrain.keras_engine.asynchronous.block_sizes import Pace
 from dtrain.keras_engine.asynchronous.program import BlockProgram, BlockTotals
 from dtrain.keras_engine.asynchronous.session import BlockSession
 from dtrain.keras_engine.asynchronous.step_planner import ModelStep
 from dtrain.keras_engine.rows import Split, rows_of, to_tensors
-from dtrain.log import logger
 from dtrain.training_clock import clock
 from dtrain.upstream import keras as upstream_keras
 

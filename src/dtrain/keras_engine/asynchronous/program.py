@@ -14,13 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain import events
+from dtrain.base.log import logger
 from dtrain.keras_engine.asynchronous.block import COUNTED, Block, BlockSetting
 from dtrain.keras_engine.asynchronous.exchange import Exchange
 from dtrain.keras_engine.asynchronous.overlap import Overlapped
 from dtrain.keras_engine.asynchronous.packing import Packing
 from dtrain.keras_engine.asynchronous.step_planner import ModelStep, StepPlan, StepPlanner, spec_of
 from dtrain.keras_engine.rows import map_leaves, present_leaves
-from dtrain.log import logger
 from dtrain.upstream import tensorflow as upstream_tf
 
 CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"

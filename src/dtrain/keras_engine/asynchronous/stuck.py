@@ -10,13 +10,13 @@ import threading
 from typing import Any
 
 from dtrain import channel
-from dtrain.clock import REAL
+from dtrain.base.clock import REAL
+from dtrain.base.log import logger
+from dtrain.base.words import counted
 from dtrain.cluster import current, serving, settings
 from dtrain.cluster.sockets import answers_at
 from dtrain.keras_engine.asynchronous.runner import BlockRunner, InFlightBlock
-from dtrain.log import logger
 from dtrain.topology import Task
-from dtrain.words import counted
 
 _TIMES_SLOWER = 50
 _ANSWER_SECONDS = 5.0

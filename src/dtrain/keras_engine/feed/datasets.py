@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.base.log import logger
 from dtrain.keras_engine.feed.position import DataPosition
 from dtrain.keras_engine.input_advice import tuned
 from dtrain.keras_engine.protocol import Positions
-from dtrain.log import logger
 from dtrain.upstream import datasets as upstream_data
 from dtrain.upstream import tensorflow as upstream_tf
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from dtrain.base.log import logger
 from dtrain.keras_engine.feed.position import DataPosition
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
 

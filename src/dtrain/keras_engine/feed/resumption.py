@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.base.log import logger
 from dtrain.errors import DataError
 from dtrain.keras_engine.feed.position import DataPosition, restored
-from dtrain.log import logger
 from dtrain.upstream import keras as upstream_keras
 
 _Base: Any = object  # type checkers do not know Keras' iterator, the next base class of `EpochIterator`

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from dtrain.base.log import logger
 from dtrain.errors import DataError
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.log import logger
 from dtrain.upstream import datasets as upstream_datasets
 from dtrain.upstream import tensorflow as upstream_tf
 

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from dtrain.base.log import logger
 from dtrain.keras_engine.feed.arrays import ArraySource
 from dtrain.keras_engine.feed.datasets import PipelineSource, ReplayedSource
 from dtrain.keras_engine.feed.passes import BatchBuffer, Pass, RowReader
@@ -35,7 +36,6 @@ from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout, layout_of, own_positions, own_split
 from dtrain.keras_engine.rows import Split, packed, split_of, unconverted
 from dtrain.keras_engine.splitting import split_batch
-from dtrain.log import logger
 from dtrain.upstream import datasets as upstream_datasets
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names

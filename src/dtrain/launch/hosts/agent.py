@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dtrain import __version__
-from dtrain.clock import REAL, Clock
+from dtrain.base.clock import REAL, Clock
 from dtrain.cluster import without_task
 from dtrain.cluster.gpu_shares import gpu_shares
 from dtrain.cluster.gpus import visible_gpus

@@ -14,7 +14,7 @@ import select
 import threading
 from collections.abc import Callable
 
-from dtrain.clock import REAL, Clock, RunClock
+from dtrain.base.clock import REAL, Clock, RunClock
 from dtrain.errors import PeerMismatchError
 from dtrain.launch.hosts.link import BEAT
 from dtrain.launch.hosts.messages import LONGEST, HostMessage, Malformed, encode, parse

@@ -19,14 +19,14 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from dtrain.clock import REAL, Clock, Deadline, RunClock
+from dtrain.base.clock import REAL, Clock, Deadline, RunClock
+from dtrain.base.log import logger
 from dtrain.cluster.secret import Secret
 from dtrain.cluster.sockets import listen_at, loopback_host
 from dtrain.errors import PeerMismatchError, PortInUseError
 from dtrain.launch.hosts.connection_limit import ConnectionLimit
 from dtrain.launch.hosts.link import Link
 from dtrain.launch.hosts.messages import LONGEST, HostMessage, Malformed, OutputLine, Refused, encode, parse
-from dtrain.log import logger
 
 LOST = 30.0
 """Seconds of silence, while it runs itself, after which the coordinator takes an agent for lost."""

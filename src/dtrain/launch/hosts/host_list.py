@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from dtrain import safe_files
-from dtrain.counts import parse_count
+from dtrain.base import safe_files
+from dtrain.base.counts import parse_count
 from dtrain.errors import ConfigurationError
 from dtrain.topology import MOST_TASKS, host_problem
 

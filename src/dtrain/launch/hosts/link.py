@@ -11,7 +11,7 @@ import collections
 import struct
 from collections.abc import Callable, Iterator
 
-from dtrain.clock import REAL, Clock
+from dtrain.base.clock import REAL, Clock
 
 BEAT = 1.0
 """Seconds between two beats."""

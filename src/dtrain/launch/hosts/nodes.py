@@ -12,7 +12,8 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 
-from dtrain.clock import REAL, Clock, Deadline
+from dtrain.base.clock import REAL, Clock, Deadline
+from dtrain.base.log import logger
 from dtrain.cluster import secret, settings
 from dtrain.cluster.interfaces import interface_address
 from dtrain.cluster.secret import Secret
@@ -27,7 +28,6 @@ from dtrain.launch.hosts.remote import RemoteAgent, RemoteTask
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec, Nodes
 from dtrain.launch.task_handle import TaskCommand
-from dtrain.log import logger
 from dtrain.topology import Task, Topology, split_address
 
 _GONE = 3.0  # seconds of refused connections after which the coordinator counts as ended

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from dtrain import errors
+from dtrain.base.words import counted
 from dtrain.cluster import without_task
 from dtrain.errors import ConfigurationError, PeerMissingError, ProcessEnd, RayError
 from dtrain.launch.hosts.connection import PipeConnection
@@ -34,7 +35,6 @@ from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
 from dtrain.launch.task_handle import TaskCommand
 from dtrain.topology import Task
-from dtrain.words import counted
 
 OLDEST = (2, 51)
 """The oldest version of Ray that is supported: the first in which Ray Train V2 is the default."""

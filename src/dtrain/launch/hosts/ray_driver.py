@@ -21,10 +21,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dtrain.clock import REAL, Clock
+from dtrain.base.clock import REAL, Clock
+from dtrain.base.words import counted
 from dtrain.errors import DtrainError, PeerMismatchError, RayError
 from dtrain.launch.hosts.ray_actor import AgentActor
-from dtrain.words import counted
 
 _NOTE_INTERVAL = 2.0  # seconds between two notes about the resources while tasks wait
 _AGAIN = 1.0  # seconds until an agent that has ended is replaced

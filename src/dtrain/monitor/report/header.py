@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from dtrain.base.words import counted
 from dtrain.monitor.line_files import finite
 from dtrain.monitor.report import text
 from dtrain.monitor.report.markup import parts, sections
 from dtrain.monitor.run_data import RunData
 from dtrain.training_rate import of_run
-from dtrain.words import counted
 
 
 class Figure(NamedTuple):

@@ -14,10 +14,10 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from dtrain.base.words import counted
 from dtrain.monitor.report import text
 from dtrain.monitor.report.thinning import thin_list
 from dtrain.monitor.run_data import RunData
-from dtrain.words import counted
 
 PARTS = ("compute", "input", "communication", "checkpoint", "callbacks", "validation", "start", "other")
 """The parts of an epoch's time, in the order in which they are drawn."""

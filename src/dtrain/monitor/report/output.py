@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dtrain import safe_files
+from dtrain.base import safe_files
 from dtrain.errors import ConfigurationError
 
 GENERATOR = "dtrain report"

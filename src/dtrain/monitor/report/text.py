@@ -12,7 +12,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from dtrain.plain_text import without_controls
+from dtrain.base.plain_text import without_controls
 
 UNKNOWN = "\N{EN DASH}"
 """The text for a missing value."""

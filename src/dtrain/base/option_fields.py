@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, field, fields
 from typing import Any
 
-from dtrain.counts import MOST, parse_count
+from dtrain.base.counts import MOST, parse_count
+from dtrain.base.words import check_word
 from dtrain.errors import ConfigurationError
-from dtrain.words import check_word
 
 _KINDS = {"bool": bool, "float": float, "int": int, "str": str}  # by annotation
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from dtrain.base.words import counted
 from dtrain.errors import ConfigurationError
-from dtrain.words import counted
 
 DEFAULT_PER_REPLICA = 32
 """The default per-replica batch, in examples: the default batch size of Keras' `fit`."""
