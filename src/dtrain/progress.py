@@ -13,8 +13,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from dtrain import channel, events
-from dtrain.training_clock import Totals, TrainingClock, clock
+from dtrain import channel
+from dtrain.telemetry import events
+from dtrain.telemetry.training_clock import Totals, TrainingClock, clock
 
 REPORT_SECONDS = 0.2
 """Seconds between two reports while there is progress."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import tensorflow as tf
 
-from dtrain.training_clock import clock
+from dtrain.telemetry.training_clock import clock
 from given_clock import GivenClock
 
 _CPU = tf.config.list_physical_devices("CPU")[0]

@@ -13,10 +13,11 @@ import pytest
 import tensorflow as tf
 
 import dtrain
-from dtrain import events, monitor
+from dtrain import monitor
 from dtrain.keras_engine.fit_reports import TimeReport
 from dtrain.keras_engine.input_advice import advice_for, tuned
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.telemetry import events
 from given_clock import GivenClock
 
 X, Y = np.ones((320, 4), np.float32), np.ones((320, 1), np.float32)

@@ -26,9 +26,9 @@ from dtrain import monitor
 from dtrain.checkpoint import session
 from dtrain.checkpoint.storages import STORAGES
 from dtrain.errors import ConfigurationError
-from dtrain.events import PARTS
 from dtrain.monitor import Monitor
-from dtrain.training_clock import TrainingClock
+from dtrain.telemetry.events import PARTS
+from dtrain.telemetry.training_clock import TrainingClock
 from given_clock import GivenClock
 from refusals import refused
 

@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 import dtrain
-from dtrain import events
 from dtrain.keras_engine import step_plan
+from dtrain.telemetry import events
 
 ROWS = 40
 

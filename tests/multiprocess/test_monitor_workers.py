@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from dtrain.events import PARTS
 from dtrain.monitor.report import text
 from dtrain.monitor.report.header import figures
 from dtrain.monitor.run_reader import read_run
+from dtrain.telemetry.events import PARTS
 
 SKIPPED = 900.0  # less than the program skips in one go, and more than a test may take
 
@@ -38,7 +38,7 @@ import dtrain
 from dtrain.monitor import Monitor, on_chief
 
 # What is skipped on dtrain's clock outweighs all other times, however long the machine takes for them.
-from dtrain.training_clock import clock
+from dtrain.telemetry.training_clock import clock
 real, skipped = clock.now, 0.0
 clock.now = lambda: real() + skipped
 def skip(seconds=1000.0):

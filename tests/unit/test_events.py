@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtrain import events
+from dtrain.telemetry import events
 
 
 class RecordingListener:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.events import PARTS
 from dtrain.monitor.report import markup
 from dtrain.monitor.report.charts import COLOURS
+from dtrain.telemetry.events import PARTS
 
 _ROOT = Path(__file__).parents[2]
 _PACKAGE = _ROOT / "src" / "dtrain"

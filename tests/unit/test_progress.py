@@ -12,11 +12,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtrain import channel, events
+from dtrain import channel
 from dtrain.channel import Listener
 from dtrain.progress import ProgressReporter, StepMeans
 from dtrain.task_messages import Message, Progress
-from dtrain.training_clock import Totals, TrainingClock
+from dtrain.telemetry import events
+from dtrain.telemetry.training_clock import Totals, TrainingClock
 from given_clock import GivenClock
 
 
@@ -124,7 +125,8 @@ def test_means_are_over_enough_steps_and_enough_time() -> None:
 
 PROGRAM = """
 import sys, threading
-from dtrain import events, progress
+from dtrain import progress
+from dtrain.telemetry import events
 def stuck():
     sys.stdin.readline()
 with events.loop("fit"):

@@ -246,7 +246,7 @@ def test_without_matplotlib_a_picture_is_left_out_and_a_warning_says_so(tmp_path
 
 
 def test_the_rate_leaves_out_the_first_epoch_what_was_traced_and_all_but_training():
-    from dtrain.training_rate import of_epoch, of_report
+    from dtrain.telemetry.training_rate import of_epoch, of_report
 
     def epoch(examples, seconds, steady=None):
         parts = {"input": seconds / 4, "compute": seconds / 2, "communication": seconds / 4}

@@ -17,7 +17,7 @@ from dtrain.monitor import run_reader
 from dtrain.monitor.line_files import finite
 from dtrain.monitor.run_data import RATE as _RATE
 from dtrain.monitor.run_data import RunData, summed
-from dtrain.training_rate import TRAINING
+from dtrain.telemetry.training_rate import TRAINING
 
 
 class UnusableError(Exception):

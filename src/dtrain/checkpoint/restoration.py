@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from dtrain import events
 from dtrain.base.log import logger
 from dtrain.checkpoint.callback_state import CallbackStates, is_saved
 from dtrain.checkpoint.content import LoadedCheckpoint, restore_findings, restore_generators
@@ -22,6 +21,7 @@ from dtrain.checkpoint.tensor_file import is_count
 from dtrain.keras_engine.feed.position import DataPosition
 from dtrain.keras_engine.loop import current_loop
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.telemetry import events
 from dtrain.upstream import keras as upstream_keras
 
 

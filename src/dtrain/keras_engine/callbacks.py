@@ -19,12 +19,12 @@ from typing import Any
 
 import keras
 
-from dtrain import events
 from dtrain.base import safe_files
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.loop import FitSession
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.telemetry import events
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream.reach import set_methods
 

@@ -16,7 +16,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain import events
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.accumulation import MicroBatchSums, abandon, can_sum_locally
 from dtrain.keras_engine.agreement import EpochAgreement, end_of_data, predicted
@@ -51,6 +50,7 @@ from dtrain.keras_engine.protocol import (
 from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.weight_averages import WeightAverages
 from dtrain.keras_engine.xla_rule import note_compiled
+from dtrain.telemetry import events
 from dtrain.upstream import functions, keras_names
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream.reach import on_objects, replaces, set_methods, unproven

@@ -17,11 +17,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain import events
 from dtrain.keras_engine.operation import current_operation
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.splitting import data_error_of
+from dtrain.telemetry import events
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tensorflow
 

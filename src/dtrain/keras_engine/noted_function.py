@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtrain import events
 from dtrain.keras_engine.loop import steps_counted
+from dtrain.telemetry import events
 
 
 class NotedFunction:

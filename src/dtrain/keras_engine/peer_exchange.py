@@ -27,14 +27,14 @@ from typing import Any, TypeVar
 import cloudpickle
 import numpy as np
 
-from dtrain import events
 from dtrain.base.plain_text import cleaned
 from dtrain.cluster import peers
 from dtrain.cluster.peer_link import HINT
 from dtrain.errors import AuthenticationError, ConfigurationError
 from dtrain.keras_engine.operation import words
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.training_clock import Totals
+from dtrain.telemetry import events
+from dtrain.telemetry.training_clock import Totals
 
 _SHOWN = 2000  # the most characters shown of another worker's error message
 

@@ -17,11 +17,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from dtrain import training_rate
 from dtrain.base.log import logger
 from dtrain.keras_engine.callbacks import Stateless
-from dtrain.training_clock import clock
-from dtrain.training_rate import Figures
+from dtrain.telemetry import training_rate
+from dtrain.telemetry.training_clock import clock
+from dtrain.telemetry.training_rate import Figures
 
 _WIDTH = 20  # the bar's width in characters
 _REDRAW_SECONDS = 0.1

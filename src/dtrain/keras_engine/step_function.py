@@ -14,7 +14,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain import events
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.feed.sources import SplitIterator
 from dtrain.keras_engine.groups import GroupIterator
@@ -30,6 +29,7 @@ from dtrain.keras_engine.steps import Program
 from dtrain.keras_engine.traced_specs import TracedSpecs
 from dtrain.partition.plan import Plan
 from dtrain.task_hooks import without_collection
+from dtrain.telemetry import events
 from dtrain.upstream import functions
 from dtrain.upstream import tensorflow as upstream_tf
 

@@ -12,13 +12,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain import events
 from dtrain.base.log import logger
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.context import all_reduce_sum, local_update
 from dtrain.keras_engine.loop import LocalState
 from dtrain.keras_engine.protocol import ReplicaLayout
 from dtrain.keras_engine.sharded_state import is_sharded
+from dtrain.telemetry import events
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream.tensorflow import underlying
 

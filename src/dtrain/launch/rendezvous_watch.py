@@ -15,8 +15,8 @@ from dtrain.launch.policy import GO_ON, Decision
 from dtrain.launch.reports import describe_exit
 from dtrain.launch.task_handle import TaskHandle
 from dtrain.task_messages import ConnectedNote, Message, RendezvousNote
+from dtrain.telemetry.training_clock import in_words
 from dtrain.topology import Task, split_address
-from dtrain.training_clock import in_words
 
 START_TIMEOUT = 600.0
 """Seconds that tasks wait for one that has not made its strategy, unless the user sets a `start_timeout`."""

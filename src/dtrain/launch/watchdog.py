@@ -12,8 +12,8 @@ from typing import Literal
 
 from dtrain.base.clock import REAL, Clock, RunClock
 from dtrain.task_messages import Progress
+from dtrain.telemetry.training_clock import in_words, is_slow, slow_line
 from dtrain.topology import Task
-from dtrain.training_clock import in_words, is_slow, slow_line
 
 START_LIMIT = 600.0
 """Seconds without progress that are no hang before the first step, which is traced and compiled."""

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from dtrain import events, job
+from dtrain import job
 from dtrain.base import safe_files
 from dtrain.base.log import logger
 from dtrain.cluster import settings
@@ -26,8 +26,9 @@ from dtrain.keras_engine.protocol import is_asynchronous
 from dtrain.monitor.json_text import without_nan
 from dtrain.monitor.record import VERSION
 from dtrain.monitor.run_directory import RunDirectory, check_attempt
-from dtrain.training_clock import clock
-from dtrain.training_rate import of_epoch
+from dtrain.telemetry import events
+from dtrain.telemetry.training_clock import clock
+from dtrain.telemetry.training_rate import of_epoch
 
 _APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT
 _INTERVAL = 1.0  # seconds between two lines about steps

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from dtrain import events, job
+from dtrain import job
 from dtrain.base.log import logger
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.fit_reports import LossAlarm, OnNan
@@ -23,6 +23,7 @@ from dtrain.monitor.rates import RateLogs
 from dtrain.monitor.record import describe_run, parameters_of
 from dtrain.monitor.run_directory import RunDirectory, open_run_directory
 from dtrain.monitor.run_files import ended_record
+from dtrain.telemetry import events
 
 _NAME = "fit"
 

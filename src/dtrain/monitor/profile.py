@@ -12,10 +12,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain import events, job
+from dtrain import job
 from dtrain.base.log import logger
 from dtrain.keras_engine.callbacks import Stateless
-from dtrain.training_clock import clock
+from dtrain.telemetry import events
+from dtrain.telemetry.training_clock import clock
 
 
 class Profile(Stateless, keras.callbacks.Callback):  # type: ignore[misc]

@@ -1,6 +1,7 @@
 """Adds the training rate of each epoch to the epoch's logs.
 
-`dtrain.training_clock` decides which steps count. This module writes no file; other callbacks write the logs.
+`dtrain.telemetry.training_clock` decides which steps count. This module writes no file; other callbacks
+write the logs.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from typing import Any
 
 import keras
 
-from dtrain.training_clock import clock
-from dtrain.training_rate import NAME
+from dtrain.telemetry.training_clock import clock
+from dtrain.telemetry.training_rate import NAME
 
 
 class RateLogs(keras.callbacks.Callback):  # type: ignore[misc]

@@ -16,11 +16,11 @@ from dtrain.cluster import current
 from dtrain.cluster import settings as environment
 from dtrain.cluster.cores import threads, usable_cores
 from dtrain.errors import UnknownStrategyError
-from dtrain.events import PARTS
 from dtrain.monitor.origin import origin
 from dtrain.monitor.run_directory import RunDirectory
 from dtrain.strategies.registry import resolve_name
-from dtrain.training_rate import of_epoch, of_run
+from dtrain.telemetry.events import PARTS
+from dtrain.telemetry.training_rate import of_epoch, of_run
 
 VERSION = 1
 """The version of the format of a run directory."""

@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from dtrain import training_rate
 from dtrain.monitor.line_files import finite
+from dtrain.telemetry import training_rate
 
 State = Literal["finished", "failed", "running", "left", "unknown"]
 """`left`: not finished, and no process trains it. `unknown`: it cannot be determined if a process does."""

@@ -12,7 +12,6 @@ from itertools import pairwise
 from math import nan
 from typing import Any, TypeVar
 
-from dtrain.events import PARTS
 from dtrain.monitor.line_files import finite
 from dtrain.monitor.run_data import (
     RATE,
@@ -28,7 +27,8 @@ from dtrain.monitor.run_data import (
     Steps,
     WorkerEpoch,
 )
-from dtrain.training_rate import Figures, of_epoch
+from dtrain.telemetry.events import PARTS
+from dtrain.telemetry.training_rate import Figures, of_epoch
 
 Event = Mapping[str, Any]
 _T = TypeVar("_T")

@@ -19,8 +19,8 @@ from dtrain.monitor.curves import drawn, plot_curves
 from dtrain.monitor.event_log import EventLog
 from dtrain.monitor.record import finish_record, parameters_of
 from dtrain.monitor.run_directory import RunDirectory, check_attempt
-from dtrain.training_rate import NAME as RATE
-from dtrain.training_rate import of_report
+from dtrain.telemetry.training_rate import NAME as RATE
+from dtrain.telemetry.training_rate import of_report
 
 
 def run_callbacks(run: RunDirectory, record: dict[str, Any]) -> list[keras.callbacks.Callback]:

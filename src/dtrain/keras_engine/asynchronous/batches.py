@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from dtrain import events
 from dtrain.keras_engine.feed.arrays import ArraySource
 from dtrain.keras_engine.rows import map_leaves, present_leaves, to_tensors
+from dtrain.telemetry import events
 from dtrain.upstream import tensorflow as upstream_tf
 
 

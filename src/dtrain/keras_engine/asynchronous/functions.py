@@ -17,7 +17,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dtrain import events
 from dtrain.base.log import logger
 from dtrain.keras_engine.asynchronous.batches import BlockReader
 from dtrain.keras_engine.asynchronous.block_sizes import Pace
@@ -25,7 +24,8 @@ from dtrain.keras_engine.asynchronous.program import BlockProgram, BlockTotals
 from dtrain.keras_engine.asynchronous.session import BlockSession
 from dtrain.keras_engine.asynchronous.step_planner import ModelStep
 from dtrain.keras_engine.rows import Split, rows_of, to_tensors
-from dtrain.training_clock import clock
+from dtrain.telemetry import events
+from dtrain.telemetry.training_clock import clock
 from dtrain.upstream import keras as upstream_keras
 
 _LOGS_SECONDS = 0.1

@@ -13,7 +13,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dtrain import events
 from dtrain.base.log import logger
 from dtrain.keras_engine.asynchronous.block import COUNTED, Block, BlockSetting
 from dtrain.keras_engine.asynchronous.exchange import Exchange
@@ -21,6 +20,7 @@ from dtrain.keras_engine.asynchronous.overlap import Overlapped
 from dtrain.keras_engine.asynchronous.packing import Packing
 from dtrain.keras_engine.asynchronous.step_planner import ModelStep, StepPlan, StepPlanner, spec_of
 from dtrain.keras_engine.rows import map_leaves, present_leaves
+from dtrain.telemetry import events
 from dtrain.upstream import tensorflow as upstream_tf
 
 CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"

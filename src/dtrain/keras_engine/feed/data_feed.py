@@ -13,7 +13,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain import events
 from dtrain.keras_engine.asynchronous.epochs import make_asynchronous_epochs
 from dtrain.keras_engine.feed import sources
 from dtrain.keras_engine.feed.array_datasets import tf_dataset
@@ -29,6 +28,7 @@ from dtrain.keras_engine.feed.same_examples import (
 from dtrain.keras_engine.groups import GroupIterator, Groups, batch_size_of, can_be_grouped
 from dtrain.keras_engine.loop import Call, CallSize, GroupCall, LastStep, current_loop
 from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, layout_of
+from dtrain.telemetry import events
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
 from dtrain.upstream.reach import makes

@@ -18,7 +18,7 @@ from dtrain.monitor.report.markup import drawings, ordered, sections
 from dtrain.monitor.report.markup import parts as markup
 from dtrain.monitor.report.thinning import thin_list
 from dtrain.monitor.run_data import RunData, WorkerEpoch, summed
-from dtrain.training_clock import SLOW, is_slow
+from dtrain.telemetry.training_clock import SLOW, is_slow
 
 _MOST_EPOCHS = 60
 _MOST_BY_EPOCH = 8

@@ -18,7 +18,7 @@ from dtrain.monitor.line_files import finite
 from dtrain.monitor.report import text
 from dtrain.monitor.report.markup import parts, sections
 from dtrain.monitor.run_data import RunData
-from dtrain.training_rate import of_run
+from dtrain.telemetry.training_rate import of_run
 
 
 class Figure(NamedTuple):

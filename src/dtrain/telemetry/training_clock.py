@@ -10,10 +10,10 @@ import threading
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from dtrain import events
 from dtrain.base.clock import REAL, Clock
-from dtrain.events import PARTS
-from dtrain.training_rate import TRAINING, Counts, Figures
+from dtrain.telemetry import events
+from dtrain.telemetry.events import PARTS
+from dtrain.telemetry.training_rate import TRAINING, Counts, Figures
 
 SLOW = 3.0
 """A worker is slow if its own time per step is more than this many times the others'."""
