@@ -416,9 +416,20 @@ def loop_in_a_branch(y: Any, found: Any) -> Any:
     return tf.cond(tf.reduce_sum(found) > -100, looped, lambda: tf.reduce_mean(found))
 
 
+def rounds_in_a_loop(y: Any, found: Any) -> Any:
+    """The body of the loop communicates, and reads the number of all rows."""
+
+    def body(i: Any, z: Any) -> Any:
+        return i + 1, z - 0.1 * tf.reduce_mean((found - y) ** 2) * z
+
+    first = [0, tf.reduce_mean(found**2)]
+    return tf.while_loop(lambda i, _: i < 3, body, first, maximum_iterations=3)[1]
+
+
 @pytest.mark.parametrize(
     ("loss", "rows", "compiled"),
     [
+        (rounds_in_a_loop, 18, True),
         (largest_error, 32, True),
         (error_by_place, 18, True),
         (pairs_in_a_loop, 2, False),

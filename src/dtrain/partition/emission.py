@@ -74,6 +74,7 @@ class Emission:
         needed = block.needed()
         readers = readers_of(needed) if self._compiled else {}
         latest = latest_levels(needed, readers) if self._compiled else {}
+        own = set(needed)
         for node in needed:
             if node.type == INPUT:
                 continue
@@ -82,7 +83,7 @@ class Emission:
             nodes = [node for node in levels[level] if node.type not in COLLECTIVES]
             if self._compiled:
                 before, segments, after = segments_of(
-                    nodes, readers, block.outputs, alone=len(self._devices) == 1
+                    nodes, own, readers, block.outputs, alone=len(self._devices) == 1
                 )
                 if not level or not all(self._are_few(each.inputs, made) for each in segments.values()):
                     self._make(before, made, tokens, device)

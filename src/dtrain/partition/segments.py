@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import tensorflow as tf
 
@@ -50,7 +50,7 @@ class Segment:
 
 
 def segments_of(
-    nodes: Sequence[Node], readers: Readers, results: Sequence[Ref], *, alone: bool
+    nodes: Sequence[Node], block: Set[Node], readers: Readers, results: Sequence[Ref], *, alone: bool
 ) -> tuple[list[Node], dict[int, Segment], list[Node]]:
     """Divides nodes of one level that do not communicate.
 
@@ -61,6 +61,7 @@ def segments_of(
 
     Args:
         nodes: the nodes, each after its inputs.
+        block: all nodes of their block.
         readers: the readers of what they compute, and of what they read (`readers_of`).
         results: the results of their block.
         alone: whether there is one replica, to which also belongs what is the same for all.
@@ -71,7 +72,7 @@ def segments_of(
     outside = {node for node in nodes if _reads_text(node) or draws(node)}
     outside |= {ref.node for ref in results if ref.dtype == tf.variant}
     while True:
-        before, own, after = _divided(nodes, outside, alone=alone)
+        before, own, after = _divided(nodes, outside, block, alone=alone)
         inside = {node for found in own.values() for node in found}
         crossing = {
             ref.node if ref.node in found else reader
@@ -99,7 +100,7 @@ def draws(node: Node) -> bool:
 
 
 def _divided(
-    nodes: Sequence[Node], outside: set[Node], *, alone: bool
+    nodes: Sequence[Node], outside: set[Node], block: Set[Node], *, alone: bool
 ) -> tuple[list[Node], dict[int, list[Node]], list[Node]]:
     """Nodes that run before those of a replica; these, by the replica; and what runs after them.
 
@@ -108,7 +109,7 @@ def _divided(
     Args:
         nodes: the nodes, each after its inputs.
         outside: nodes that belong to no replica.
-        alone: as in `segments_of`.
+        block, alone: as in `segments_of`.
     """
     here, places = set(nodes), dict[Node, int]()
     before: list[Node] = []
@@ -125,23 +126,24 @@ def _divided(
         places[node] = place
         (before if place < 0 else own[place]).append(node)
     lists = {node for node in before if _is_shared_list(node)}
-    own = {place: [*_shared(own[place], lists), *own[place]] for place in sorted(own)}
+    own = {place: [*_shared(own[place], lists, block), *own[place]] for place in sorted(own)}
     made = {node for found in own.values() for node in found}
     return [node for node in before if node not in lists or node not in made], own, after
 
 
-def _shared(nodes: Sequence[Node], lists: set[Node]) -> list[Node]:
+def _shared(nodes: Sequence[Node], lists: Set[Node], block: Set[Node]) -> list[Node]:
     """What nodes of one replica read that each replica computes for itself; each stands after its inputs.
 
     Args:
         nodes: the nodes.
         lists: lists that are the same for all replicas.
+        block: the nodes of the block. The body of a loop has of other nodes only what its own read.
     """
     found: dict[Node, None] = {}
 
     def find(node: Node) -> None:
         for each in (ref.node for ref in (*node.inputs, *node.captured)):
-            if each not in found and (each in lists or _is_known(each)):
+            if each not in found and (each in lists or (each in block and _is_known(each))):
                 find(each)
                 found[each] = None
 
