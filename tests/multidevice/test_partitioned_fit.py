@@ -450,3 +450,38 @@ def test_losses_of_the_batch_have_the_numbers_of_one_device(loss: Any, rows: int
         found.append([*history.values(), *made.get_weights()])
     for one, several in zip(*found, strict=True):
         np.testing.assert_allclose(several, one, rtol=2e-4, atol=1e-6)
+
+
+class BuildsItsOptimizer(keras.Model):
+    """Its step builds the optimizer, and updates in a condition."""
+
+    def train_step(self, data: Any) -> Any:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.build(self.trainable_variables)
+
+        def update() -> int:
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return 0
+
+        tf.cond(loss > 0.1, update, lambda: 0)
+        return {"loss": loss}
+
+
+def test_a_step_may_build_its_optimizer() -> None:
+    x = np.random.default_rng(0).normal(size=(18, 6)).astype("float32")
+    found = []
+    for strategy in (tf.distribute.get_strategy(), dtrain.MirroredStrategy()):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            inputs = keras.Input((6,))
+            made = BuildsItsOptimizer(inputs, keras.layers.Dense(1)(inputs))
+            made.compile(keras.optimizers.SGD(0.1, momentum=0.9))
+        made.fit(x, x[:, :1], batch_size=8, epochs=2, shuffle=False, verbose=0)
+        found.append(
+            [keras.ops.convert_to_numpy(each) for each in (*made.weights, *made.optimizer.variables)]
+        )
+    for one, several in zip(*found, strict=True):
+        np.testing.assert_allclose(several, one, rtol=2e-4, atol=1e-6)

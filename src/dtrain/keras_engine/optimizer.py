@@ -221,10 +221,15 @@ def add_slot(
     name: str | None = None,
     initializer: Any = "zeros",
 ) -> Any:
-    """An optimizer's `add_variable_from_reference`; sharded state is made at its owner."""
-    plan = plans.get(self)
+    """An optimizer's `add_variable_from_reference`; sharded state is made at its owner.
+
+    A step that is partitioned may build its optimizer itself.
+    """
+    plan, own = plans.get(self), upstream_keras.strategy_of_optimizer(self)
     if plan is None or name == _ACCUMULATOR:
-        return original(self, reference_variable, name=name, initializer=initializer)
+        outside = single_program() and layout_of(own) is not None
+        with under_strategy(own) if outside else contextlib.nullcontext():
+            return original(self, reference_variable, name=name, initializer=initializer)
     return plan.make_slot(
         lambda: original(self, reference_variable, name=name, initializer=initializer),
         self,
