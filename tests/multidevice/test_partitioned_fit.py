@@ -470,7 +470,8 @@ class BuildsItsOptimizer(keras.Model):
         return {"loss": loss}
 
 
-def test_a_step_may_build_its_optimizer() -> None:
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_step_may_build_its_optimizer(sharded: bool) -> None:
     x = np.random.default_rng(0).normal(size=(18, 6)).astype("float32")
     found = []
     for strategy in (tf.distribute.get_strategy(), dtrain.MirroredStrategy()):
@@ -478,7 +479,8 @@ def test_a_step_may_build_its_optimizer() -> None:
         with strategy.scope():
             inputs = keras.Input((6,))
             made = BuildsItsOptimizer(inputs, keras.layers.Dense(1)(inputs))
-            made.compile(keras.optimizers.SGD(0.1, momentum=0.9))
+            optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+            made.compile(dtrain.optim.shard_state(optimizer) if sharded else optimizer)
         made.fit(x, x[:, :1], batch_size=8, epochs=2, shuffle=False, verbose=0)
         found.append(
             [keras.ops.convert_to_numpy(each) for each in (*made.weights, *made.optimizer.variables)]

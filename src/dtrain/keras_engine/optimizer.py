@@ -225,16 +225,15 @@ def add_slot(
 
     A step that is partitioned may build its optimizer itself.
     """
+    def make() -> Any:
+        return original(self, reference_variable, name=name, initializer=initializer)
+
     plan, own = plans.get(self), upstream_keras.strategy_of_optimizer(self)
-    if plan is None or name == _ACCUMULATOR:
-        outside = single_program() and layout_of(own) is not None
-        with under_strategy(own) if outside else contextlib.nullcontext():
-            return original(self, reference_variable, name=name, initializer=initializer)
-    return plan.make_slot(
-        lambda: original(self, reference_variable, name=name, initializer=initializer),
-        self,
-        reference_variable,
-    )
+    outside = single_program() and layout_of(own) is not None
+    with under_strategy(own) if outside else contextlib.nullcontext():
+        if plan is None or name == _ACCUMULATOR:
+            return make()
+        return plan.make_slot(make, self, reference_variable)
 
 
 def _checked(optimizer: Any, variables: list[Any] | None) -> tuple[Any, list[Any]]:

@@ -74,7 +74,7 @@ class Emission:
         needed = block.needed()
         readers = readers_of(needed) if self._compiled else {}
         latest = latest_levels(needed, readers) if self._compiled else {}
-        own = set(needed)
+        own = set(needed) if self._compiled else set()
         for node in needed:
             if node.type == INPUT:
                 continue

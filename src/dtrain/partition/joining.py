@@ -106,11 +106,11 @@ def _same_list(op: Any, index: int, *, is_input: bool) -> list[Any]:
     attributes = op.node_def.attr
     names = {key: each.func.name for key, each in attributes.items() if each.HasField("func")}
     branches = [each.name for each in attributes["branches"].list.func] if "branches" in attributes else []
-    graphs = [graph_of_call(op.graph, name) for name in [*names.values(), *branches]]
     if "body" in names:
         body = graph_of_call(op.graph, names["body"])
-        found = [op.inputs[index], op.outputs[index]]
-        return found if body is None else [*found, body.inputs[index], body.outputs[index]]
+        around = [op.inputs[index], op.outputs[index]]
+        return around if body is None else [*around, body.inputs[index], body.outputs[index]]
+    graphs = [graph_of_call(op.graph, name) for name in [*names.values(), *branches]]
     if graphs:
         place = index - bool(branches or "then_branch" in names)  # the first input chooses the branch
         known = [graph for graph in graphs if graph is not None]
