@@ -108,7 +108,7 @@ class Training:
 
 def noting(calls: int = 50_000) -> float:
     """Seconds that it takes to note one call of the train function."""
-    from dtrain import progress  # noqa: F401 (its listeners are a part of the cost)
+    from dtrain.task import progress  # noqa: F401 (its listeners are a part of the cost)
     from dtrain.telemetry import events
 
     data = object()

@@ -64,11 +64,11 @@ GROUPS = (
         name="engines",
         depends=(
             *(f"src/dtrain/{folder}/" for folder in ("cluster", "collectives", "diagnosis", "launch")),
-            *("src/dtrain/ray/", "src/dtrain/submit/", "src/dtrain/task_*.py", "src/dtrain/channel.py"),
+            *("src/dtrain/ray/", "src/dtrain/submit/", "src/dtrain/task_*.py", "src/dtrain/task/channel.py"),
             *(
                 "src/dtrain/base/clock.py",
                 "src/dtrain/job.py",
-                "src/dtrain/progress.py",
+                "src/dtrain/task/progress.py",
                 "src/dtrain/topology.py",
             ),
             *(

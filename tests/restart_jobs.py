@@ -28,7 +28,7 @@ PRELUDE = (
     """
 import json, os, signal, sys, time
 from pathlib import Path
-from dtrain import channel
+from dtrain.task import channel
 config = json.loads(os.environ["TF_CONFIG"])
 index, workers = config["task"]["index"], len(config["cluster"]["worker"])
 attempt, place, folder = int(os.environ["DTRAIN_ATTEMPT"]), int(os.environ["DTRAIN_PLACE"]), Path(sys.argv[1])

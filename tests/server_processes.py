@@ -45,7 +45,7 @@ print("only the chief goes on", flush=True)
 
 # The chief counts steps in a variable on a server until a condition holds; `work` returns their number.
 COUNTING = """
-from dtrain import channel
+from dtrain.task import channel
 from dtrain.cluster import settings
 coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
 with strategy.scope():

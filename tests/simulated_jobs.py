@@ -29,7 +29,7 @@ from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
 from dtrain.launch.synchronous import SynchronousJob
 from dtrain.launch.task_handle import Event, TaskCommand, TaskHandle
-from dtrain.task_messages import (
+from dtrain.task.task_messages import (
     CheckpointNote,
     ConnectedNote,
     FailureNote,

@@ -15,10 +15,10 @@ import pytest
 import tensorflow as tf
 
 import dtrain
-from dtrain import channel
 from dtrain.keras_engine import hook, noted_function, xla_rule, xla_steps
 from dtrain.keras_engine.loop import Call, CallSize, FitSession, LastStep
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.task import channel
 from dtrain.telemetry import events
 from dtrain.upstream import keras as upstream_keras
 

@@ -21,7 +21,7 @@ from processes import wait_until
 TELLS = """
 import json, os, signal, sys, time
 from pathlib import Path
-from dtrain import channel
+from dtrain.task import channel
 folder = Path(sys.argv[1])
 config = json.loads(os.environ["TF_CONFIG"])
 attempt, index = os.environ["DTRAIN_ATTEMPT"], config["task"]["index"]

@@ -121,7 +121,7 @@ def test_data_that_one_host_lacks_ends_the_job_before_training_and_names_the_hos
 WAITS = """
 import os, sys, time
 from pathlib import Path
-from dtrain import channel
+from dtrain.task import channel
 folder, place = Path(sys.argv[1]), os.environ["DTRAIN_PLACE"]
 channel.report_progress(1, "step", train=True, done=1)
 name = f"{os.environ['DTRAIN_ATTEMPT']}-{place}"

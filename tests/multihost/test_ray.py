@@ -112,7 +112,7 @@ print("steps:", int(model.optimizer.iterations.numpy()), flush=True)
 TELLS = """
 import json, os, signal, sys, time
 from pathlib import Path
-from dtrain import channel
+from dtrain.task import channel
 folder = Path(sys.argv[1])
 config = json.loads(os.environ["TF_CONFIG"])
 place = f"{os.environ['DTRAIN_ATTEMPT']}-{config['task']['index']}-of-{len(config['cluster']['worker'])}"

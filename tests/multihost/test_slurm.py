@@ -74,7 +74,7 @@ np.savez(f"{out}-{dtrain.rank()}.npz", *model.get_weights(), *model.optimizer.va
 # Each worker counts steps until a signal asks it to save, as a training with checkpoints does. It saves once.
 SAVES = """
 import os, signal, sys, time
-from dtrain import channel
+from dtrain.task import channel
 
 received = []
 for signum in (signal.SIGTERM, signal.SIGUSR1):

@@ -18,7 +18,7 @@ SECONDS = 240.0
 _PROGRAM = """
 import os, sys, time
 from pathlib import Path
-from dtrain import channel, cluster
+from dtrain.task import channel; from dtrain import cluster
 from dtrain.cluster.sockets import answers_at
 topology = cluster.current()
 
@@ -99,7 +99,7 @@ def test_a_task_that_ends_well_before_the_meeting_is_the_one_that_is_named(tmp_p
 def test_a_chief_does_not_wait_for_a_server_that_has_ended(tmp_path: Path) -> None:
     program = """
 import sys
-from dtrain import channel, cluster
+from dtrain.task import channel; from dtrain import cluster
 from dtrain.cluster import serving
 topology = cluster.current()
 if topology.task_type == "worker":

@@ -224,7 +224,7 @@ def test_after_a_death_all_are_started_again_by_the_engine(jobs: Jobs) -> None:
     """The step comes over the channel."""
     status, _, err = jobs.run(
         """
-        from dtrain import channel
+        from dtrain.task import channel
         channel.report_progress(3, "step", train=True, done=3)
         print(index, "in attempt", attempt, flush=True)
         print("to stderr", file=sys.stderr, flush=True)

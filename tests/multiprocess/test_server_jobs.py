@@ -25,7 +25,7 @@ PRELUDE = (
     """
 import json, os, signal, sys, time
 from pathlib import Path
-from dtrain import channel
+from dtrain.task import channel
 text = os.environ["TF_CONFIG"]
 config = json.loads(text)
 job, index = config["task"]["type"], config["task"]["index"]
@@ -318,7 +318,7 @@ def test_the_pipe_reaches_the_tasks_and_no_further(launch: Callable[..., Ended])
         """
         import subprocess
         if job == "chief":
-            code = "from dtrain import channel; print('child:', channel.request_restart('ps', 0, 'no'))"
+            code = "from dtrain.task import channel; print('child:', channel.request_restart('ps', 0, 'no'))"
             subprocess.check_call([sys.executable, "-c", code])
         else:
             signal.pause()

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtrain import channel
-from dtrain.channel import (
+from dtrain.task import channel
+from dtrain.task.channel import (
     Listener,
     report_checkpoint,
     report_failure,
@@ -21,7 +21,7 @@ from dtrain.channel import (
     request_removal,
     request_restart,
 )
-from dtrain.task_messages import (
+from dtrain.task.task_messages import (
     CheckpointNote,
     FailureNote,
     ImportsNote,
@@ -214,7 +214,7 @@ def test_a_launcher_that_does_not_read_stops_nobody_and_misses_no_note(
 def test_a_program_that_ends_waits_for_its_notes_to_be_read() -> None:
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
-    notes = "from dtrain import channel\nfor i in range(50): channel.request_removal(f'/{i:0200}')\n"
+    notes = "from dtrain.task import channel\nfor i in range(50): channel.request_removal(f'/{i:0200}')\n"
     code = f"{notes}print('sent', flush=True)"  # at once: the rest is read only after it
     environment = {**os.environ, channel.VARIABLE: f"{writing}:{os.fstat(writing).st_ino}"}
     with subprocess.Popen(

@@ -76,7 +76,9 @@ def test_completion_in_a_shell(typed: str, offered: list[str], tmp_path: Path) -
 
 
 def test_launching_and_meeting_import_no_tensorflow() -> None:
-    modules = "dtrain.channel, dtrain.cluster.serving, dtrain.launch, dtrain.launch.spawn, dtrain.topology"
+    modules = (
+        "dtrain.task.channel, dtrain.cluster.serving, dtrain.launch, dtrain.launch.spawn, dtrain.topology"
+    )
     done = run("-c", f"import sys, {modules}; print({{'tensorflow', 'keras'}} & set(sys.modules))")
     assert done.stdout == "set()\n", done.stderr
 

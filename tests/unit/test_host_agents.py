@@ -44,7 +44,7 @@ from dtrain.launch.ports import reserve_ports
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec, Nodes, SSHHosts
 from dtrain.launch.task_handle import TaskCommand
-from dtrain.task_messages import RemoveNote
+from dtrain.task.task_messages import RemoveNote
 from dtrain.topology import Task
 from given_clock import GivenClock
 from in_threads import start_in_threads

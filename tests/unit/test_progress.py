@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtrain import channel
-from dtrain.channel import Listener
-from dtrain.progress import ProgressReporter, StepMeans
-from dtrain.task_messages import Message, Progress
+from dtrain.task import channel
+from dtrain.task.channel import Listener
+from dtrain.task.progress import ProgressReporter, StepMeans
+from dtrain.task.task_messages import Message, Progress
 from dtrain.telemetry import events
 from dtrain.telemetry.training_clock import Totals, TrainingClock
 from given_clock import GivenClock
@@ -92,7 +92,7 @@ def test_what_begins_inside_of_fit_ends_there(fresh: ProgressReporter) -> None:
 def test_steps_count_from_the_optimizers_number_and_once(
     fresh: ProgressReporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dtrain.channel.connected", lambda: True)
+    monkeypatch.setattr("dtrain.task.channel.connected", lambda: True)
     monkeypatch.setattr(fresh, "_start", lambda: None)
     with events.loop("fit", lambda: 120):
         events.emit(events.BetweenSteps(0))
@@ -125,7 +125,7 @@ def test_means_are_over_enough_steps_and_enough_time() -> None:
 
 PROGRAM = """
 import sys, threading
-from dtrain import progress
+from dtrain.task import progress
 from dtrain.telemetry import events
 def stuck():
     sys.stdin.readline()

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import dtrain
-from dtrain import channel, errors
+from dtrain import errors
+from dtrain.task import channel
 
 SOURCE = Path(dtrain.__file__).parent
 
@@ -22,13 +23,12 @@ SOURCE = Path(dtrain.__file__).parent
 ORDER = (
     "errors",
     "base",
+    "telemetry",
     "topology",
     "upstream",
     "partition",
     "cluster",
-    "task_messages task_hooks",
-    "channel telemetry",
-    "progress",
+    "task",
     "launch",
     "sharding example_order",
     "keras_engine",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtrain.launch.rendezvous_watch import RendezvousWatch
-from dtrain.task_messages import RendezvousNote
+from dtrain.task.task_messages import RendezvousNote
 from dtrain.topology import Task
 from given_clock import GivenClock
 

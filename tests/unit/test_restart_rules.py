@@ -13,7 +13,7 @@ from dtrain.launch.processes import JobOutcome
 from dtrain.launch.reports import describe_exit, exit_status
 from dtrain.launch.restart_rules import Budget, Failure, RestartRules
 from dtrain.launch.spec import JobSpec
-from dtrain.task_messages import Progress
+from dtrain.task.task_messages import Progress
 from dtrain.topology import Task, Topology
 from given_clock import GivenClock
 

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from dtrain.task_messages import ConnectedNote, RendezvousNote
+from dtrain.task.task_messages import ConnectedNote, RendezvousNote
 from simulated_jobs import FOR_EVER, Program, SimulatedJob, SimulatedTask, Steps
 
 KILL, TERM, USR2 = signal.SIGKILL, signal.SIGTERM, signal.SIGUSR2

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from dtrain.task_messages import Request
+from dtrain.task.task_messages import Request
 from dtrain.topology import Task
 from simulated_jobs import FOR_EVER, SimulatedJob, SimulatedTask, Steps, saves
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import dtrain
-from dtrain import task_hooks
 from dtrain.errors import PeerMissingError
+from dtrain.task import task_hooks
 
 SOURCE = str(Path(dtrain.__file__).parents[1])
 
@@ -51,7 +51,7 @@ def test_what_to_write_instead_of_tensorflows_own_strategies() -> None:
 
 PROGRAM = """
 import json, os, sys
-from dtrain import task_hooks
+from dtrain.task import task_hooks
 task_hooks.begin(print, spare=False)
 os.environ["TF_BEFORE"] = "1"
 del os.environ["KERAS_OLD"]
@@ -80,7 +80,7 @@ def test_what_the_libraries_of_a_task_found(tmp_path: Path) -> None:
 
 COLLECTIONS = """
 import gc, json, sys
-from dtrain import task_hooks
+from dtrain.task import task_hooks
 if sys.argv[1] == "task":
     task_hooks.begin(print, spare=False)
 if sys.argv[2] == "disabled":
@@ -126,7 +126,7 @@ def test_an_import_that_fails_leaves_the_collector_on(tmp_path: Path) -> None:
     )
     program = """
 import gc, sys
-from dtrain import task_hooks
+from dtrain.task import task_hooks
 task_hooks.begin(print, spare=False)
 sys.path.insert(0, sys.argv[1])
 try:

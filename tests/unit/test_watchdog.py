@@ -13,7 +13,7 @@ import pytest
 
 from dtrain.launch.local_process import is_stopped
 from dtrain.launch.watchdog import Diagnosis, Watchdog
-from dtrain.task_messages import Progress
+from dtrain.task.task_messages import Progress
 from dtrain.topology import Task
 from given_clock import GivenClock
 from processes import wait_until

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dtrain import channel
 from dtrain.base.log import logger
 from dtrain.checkpoint.content import LoadedCheckpoint, content, find_newest
 from dtrain.checkpoint.folder_lock import FolderLock
@@ -22,6 +21,7 @@ from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.errors import CheckpointError
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.task import channel
 from dtrain.telemetry import events
 
 

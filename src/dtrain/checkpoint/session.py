@@ -13,7 +13,6 @@ from typing import Any
 
 import keras
 
-from dtrain import channel
 from dtrain.base.log import logger
 from dtrain.checkpoint.callback_state import CallbackStates
 from dtrain.checkpoint.content import findings_of
@@ -30,6 +29,7 @@ from dtrain.keras_engine.build import build
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, is_managed, layout_of
 from dtrain.keras_engine.steps import step_is_stock
+from dtrain.task import channel
 from dtrain.telemetry import events
 from dtrain.upstream import keras as upstream_keras
 

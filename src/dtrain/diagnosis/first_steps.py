@@ -14,9 +14,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dtrain import cluster, task_hooks
+from dtrain import cluster
 from dtrain.diagnosis.user_script import described, ends_well, run_script
 from dtrain.errors import DtrainError, ProcessEnd
+from dtrain.task import task_hooks
 from dtrain.telemetry import events
 
 STEPS = 2

@@ -15,7 +15,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain import channel
 from dtrain.base.log import logger
 from dtrain.keras_engine.asynchronous.functions import AsynchronousFunction, AsynchronousPredict
 from dtrain.keras_engine.eager_program import EagerProgram
@@ -46,6 +45,7 @@ from dtrain.keras_engine.rows import (
 )
 from dtrain.keras_engine.step_function import StepFunction
 from dtrain.keras_engine.steps import step_is_stock
+from dtrain.task import channel
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names, layer_calls
 from dtrain.upstream import tensorflow as upstream_tf

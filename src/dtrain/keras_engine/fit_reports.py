@@ -20,7 +20,6 @@ from typing import Any, Literal
 import keras
 import numpy as np
 
-from dtrain import channel
 from dtrain.base.log import logger
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine.callbacks import Stateless
@@ -29,6 +28,7 @@ from dtrain.keras_engine.peer_exchange import WorkerTimes
 from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous
 from dtrain.keras_engine.reductions import unmeasured_parts
 from dtrain.keras_engine.steps import step_is_stock
+from dtrain.task import channel
 from dtrain.telemetry import events
 from dtrain.telemetry.events import PARTS
 from dtrain.telemetry.training_clock import Mark, Totals, clock, is_slow, slow_line

@@ -225,6 +225,7 @@ def add_slot(
 
     A step that is partitioned may build its optimizer itself.
     """
+
     def make() -> Any:
         return original(self, reference_variable, name=name, initializer=initializer)
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from dtrain import channel
 from dtrain.keras_engine.feed.passes import BatchBuffer, traced_read
 from dtrain.keras_engine.feed.sources import SplitIterator
 from dtrain.keras_engine.rows import rows_of, split_of
-from dtrain.progress import reporter
+from dtrain.task import channel
+from dtrain.task.progress import reporter
 from dtrain.upstream import tensorflow as upstream_tf
 
 TracedStep = Callable[..., Any]

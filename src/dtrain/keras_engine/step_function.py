@@ -28,7 +28,7 @@ from dtrain.keras_engine.step_plan import as_record, warn_of_much
 from dtrain.keras_engine.steps import Program
 from dtrain.keras_engine.traced_specs import TracedSpecs
 from dtrain.partition.plan import Plan
-from dtrain.task_hooks import without_collection
+from dtrain.task.task_hooks import without_collection
 from dtrain.telemetry import events
 from dtrain.upstream import functions
 from dtrain.upstream import tensorflow as upstream_tf

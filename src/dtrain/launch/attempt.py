@@ -11,13 +11,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dtrain.base.clock import Clock
-from dtrain.channel import RUN_AGAIN
 from dtrain.launch.connections import Connections
 from dtrain.launch.policy import GO_ON, Decision, Policy
 from dtrain.launch.rendezvous_watch import RendezvousWatch
 from dtrain.launch.spec import JobSpec
 from dtrain.launch.task_handle import Event, TaskHandle
-from dtrain.task_messages import CheckpointNote, ConnectedNote, FailureNote, Message, Progress, RemoveNote
+from dtrain.task.channel import RUN_AGAIN
+from dtrain.task.task_messages import (
+    CheckpointNote,
+    ConnectedNote,
+    FailureNote,
+    Message,
+    Progress,
+    RemoveNote,
+)
 from dtrain.topology import Task, Topology, split_address
 
 SAVING_GRACE = 30.0

@@ -14,7 +14,7 @@ from typing import Protocol
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
 from dtrain.launch.task_handle import TaskCommand, TaskHandle
-from dtrain.task_messages import ImportsNote
+from dtrain.task.task_messages import ImportsNote
 from dtrain.topology import Task, Topology
 
 

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from dtrain import channel, task_hooks
 from dtrain.base.log import logger
 from dtrain.cluster import secret
 from dtrain.launch import guard, priority
@@ -30,7 +29,8 @@ from dtrain.launch.ports import reserve_ports
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
 from dtrain.launch.task_handle import TaskCommand
-from dtrain.task_messages import ImportsNote
+from dtrain.task import channel, task_hooks
+from dtrain.task.task_messages import ImportsNote
 from dtrain.topology import Task
 
 SPARE_VARIABLE = "DTRAIN_SPARE"

@@ -31,7 +31,7 @@ from dtrain.launch.reports import describe_exit
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
 from dtrain.launch.task_handle import TaskCommand
-from dtrain.task_hooks import changes
+from dtrain.task.task_hooks import changes
 from dtrain.topology import Task
 
 _OF_USERS = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_", "UCX_", "FI_", "MPICH_", "MPIR_", "I_MPI_", "MPI4PY_")

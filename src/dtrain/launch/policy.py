@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dtrain.task_messages import Message
+from dtrain.task.task_messages import Message
 from dtrain.topology import Task
 
 GRACE = 5.0

@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from dtrain import task_hooks
 from dtrain.cluster import settings
 from dtrain.launch import priority
+from dtrain.task import task_hooks
 
-_MODULES = ("numpy", "tensorflow", "keras", "dtrain.channel", "dtrain.progress")
+_MODULES = ("numpy", "tensorflow", "keras", "dtrain.task.channel", "dtrain.task.progress")
 # All modules of these packages too: programs import most of them late, with a strategy or a checkpoint.
 _PACKAGES = ("dtrain.strategies", "dtrain.keras_engine", "dtrain.checkpoint")
 

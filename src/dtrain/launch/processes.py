@@ -14,7 +14,7 @@ from dtrain.launch.launcher import Launcher
 from dtrain.launch.policy import Decision, Policy
 from dtrain.launch.spares import Spares
 from dtrain.launch.task_handle import Event, TaskCommand, TaskHandle
-from dtrain.task_messages import Request
+from dtrain.task.task_messages import Request
 from dtrain.topology import Task
 
 __all__ = ["Job", "JobOutcome", "TaskCommand"]

@@ -14,7 +14,7 @@ from dtrain.base.clock import REAL, Clock, RunClock
 from dtrain.launch.policy import GO_ON, Decision
 from dtrain.launch.reports import describe_exit
 from dtrain.launch.task_handle import TaskHandle
-from dtrain.task_messages import ConnectedNote, Message, RendezvousNote
+from dtrain.task.task_messages import ConnectedNote, Message, RendezvousNote
 from dtrain.telemetry.training_clock import in_words
 from dtrain.topology import Task, split_address
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import signal
 
-from dtrain.channel import RUN_AGAIN
 from dtrain.launch.processes import NOTICES, JobOutcome
+from dtrain.task.channel import RUN_AGAIN
 from dtrain.topology import Task
 
 

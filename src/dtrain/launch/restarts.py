@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from dtrain.base import safe_files
-from dtrain.channel import RUN_AGAIN
 from dtrain.launch.attempt import AttemptPolicy, JobRecord
 from dtrain.launch.connections import Connections
 from dtrain.launch.environment import task_environment
@@ -26,7 +25,8 @@ from dtrain.launch.restart_rules import Failure, RestartDecision, RestartRules, 
 from dtrain.launch.spares import Spares
 from dtrain.launch.spec import JobSpec
 from dtrain.launch.task_handle import TaskCommand
-from dtrain.task_messages import FailureNote
+from dtrain.task.channel import RUN_AGAIN
+from dtrain.task.task_messages import FailureNote
 from dtrain.topology import Task
 
 _NO_FILE = ("DataError", "FileNotFoundError", "NotADirectoryError", "NotFoundError")

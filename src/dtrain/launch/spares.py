@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from dtrain.launch.launcher import Launcher, Spare
 from dtrain.launch.task_handle import TaskCommand, TaskHandle
-from dtrain.task_messages import ImportsNote
+from dtrain.task.task_messages import ImportsNote
 
 _DEATHS = 3  # after this many spares have died while they waited, no more are started
 

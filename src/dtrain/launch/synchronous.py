@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dtrain.base.clock import Clock
-from dtrain.channel import RUN_AGAIN
 from dtrain.cluster import settings
 from dtrain.launch.attempt import SAVING_GRACE, AttemptPolicy, JobRecord
 from dtrain.launch.environment import worker_tasks
@@ -27,7 +26,8 @@ from dtrain.launch.spares import Spares
 from dtrain.launch.spec import JobSpec
 from dtrain.launch.task_handle import TaskCommand
 from dtrain.launch.watchdog import Watchdog
-from dtrain.task_messages import ImportsNote, Message, Progress
+from dtrain.task.channel import RUN_AGAIN
+from dtrain.task.task_messages import ImportsNote, Message, Progress
 from dtrain.topology import Task, Topology
 
 _BLAME = 0.5  # seconds to wait for the exit of the task that caused another task's failure

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from dtrain.task_messages import Message
+from dtrain.task.task_messages import Message
 from dtrain.topology import Task
 
 TAIL_LINES = 20

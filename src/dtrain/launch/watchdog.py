@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dtrain.base.clock import REAL, Clock, RunClock
-from dtrain.task_messages import Progress
+from dtrain.task.task_messages import Progress
 from dtrain.telemetry.training_clock import in_words, is_slow, slow_line
 from dtrain.topology import Task
 

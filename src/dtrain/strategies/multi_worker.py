@@ -12,7 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain import channel
 from dtrain.base.log import logger
 from dtrain.cluster import current, join, known_to_tensorflow, peers
 from dtrain.cluster.secret import on_loopback
@@ -24,6 +23,7 @@ from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout, strategy_made
 from dtrain.keras_engine.seeds import note_drawn
 from dtrain.strategies import common, devices
+from dtrain.task import channel
 from dtrain.topology import Topology
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream import tensorflow_names

@@ -13,7 +13,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain import channel
 from dtrain.cluster import control, current, join, known_to_tensorflow, serving
 from dtrain.errors import ClusterConfigError, ConfigurationError
 from dtrain.keras_engine.asynchronous.exchange import Servers
@@ -25,6 +24,7 @@ from dtrain.keras_engine.protocol import ServerLayout, strategy_made
 from dtrain.keras_engine.split_variables import is_split
 from dtrain.strategies import common
 from dtrain.strategies.partitioned import PartitionedVariable, made_partitioned, partition_like
+from dtrain.task import channel
 from dtrain.topology import Topology
 from dtrain.upstream import tensorflow_names
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from dtrain import channel
 from dtrain.base.clock import REAL
 from dtrain.base.log import logger
 from dtrain.base.words import counted
 from dtrain.cluster import current, serving, settings
 from dtrain.cluster.sockets import answers_at
 from dtrain.keras_engine.asynchronous.runner import BlockRunner, InFlightBlock
+from dtrain.task import channel
 from dtrain.topology import Task
 
 _TIMES_SLOWER = 50

@@ -56,7 +56,7 @@ from dtrain.launch.ports import reserve_ports
 from dtrain.launch.restarts import remove_all
 from dtrain.launch.session import Session
 from dtrain.launch.task_handle import Event, TaskCommand, TaskHandle
-from dtrain.task_messages import RemoveNote, line_of
+from dtrain.task.task_messages import RemoveNote, line_of
 from dtrain.topology import Task
 
 HERE = "here"

@@ -17,7 +17,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO
 
-from dtrain import __version__, task_messages
+from dtrain import __version__
 from dtrain.cluster import without_task
 from dtrain.cluster.sockets import beyond_loopback, loopback_host
 from dtrain.errors import ConfigurationError, DtrainError, PeerMismatchError, PeerMissingError, ProcessEnd
@@ -43,7 +43,8 @@ from dtrain.launch.local_process import piped
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
 from dtrain.launch.task_handle import TaskCommand
-from dtrain.task_hooks import changes
+from dtrain.task import task_messages
+from dtrain.task.task_hooks import changes
 from dtrain.topology import Task, Topology
 
 _CHECK_INTERVAL = 0.2  # seconds between two checks for a signal while agents are awaited

@@ -25,7 +25,7 @@ from dtrain.launch.hosts.messages import (
 )
 from dtrain.launch.session import Session
 from dtrain.launch.task_handle import TaskCommand, TaskHandle
-from dtrain.task_hooks import Variables
+from dtrain.task.task_hooks import Variables
 from dtrain.topology import Task
 
 _ANSWER = 2.0  # seconds to wait for an answer that the engine can do without

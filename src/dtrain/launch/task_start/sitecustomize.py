@@ -38,14 +38,14 @@ def _begin(path: str) -> None:
     sys.path.append(source)  # the folder that holds dtrain, in case it is not installed
     spare = "DTRAIN_SPARE" in os.environ
     try:
-        hooks = importlib.import_module("dtrain.task_hooks")
+        hooks = importlib.import_module("dtrain.task.task_hooks")
         preload = importlib.import_module("dtrain.launch.preload") if spare else None
     finally:
         sys.path[:] = known
 
     def report_failure(error: BaseException) -> None:
         # Imported only on a failure, because the import takes a while.
-        importlib.import_module("dtrain.channel").report_failure(**hooks.describe(error))
+        importlib.import_module("dtrain.task.channel").report_failure(**hooks.describe(error))
 
     hooks.begin(report_failure, spare=spare)
     if preload is not None:

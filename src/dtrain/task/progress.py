@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from dtrain import channel
+from dtrain.task import channel
 from dtrain.telemetry import events
 from dtrain.telemetry.training_clock import Totals, TrainingClock, clock
 

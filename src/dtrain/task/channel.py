@@ -18,10 +18,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dtrain import cluster, task_hooks
+from dtrain import cluster
 from dtrain.cluster import settings
 from dtrain.errors import DtrainError, RunAgain
-from dtrain.task_messages import REASON_LIMIT, Message, parse
+from dtrain.task import task_hooks
+from dtrain.task.task_messages import REASON_LIMIT, Message, parse
 
 VARIABLE = "DTRAIN_CHANNEL_FD"
 """The environment variable that holds the pipe's address; see `Listener.address`."""

@@ -1,0 +1,1 @@
+"""What a task reports to its launcher, and how."""
