@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import dtrain
-from dtrain import errors
+from dtrain import errors, seams
 from dtrain.task import channel
 
 SOURCE = Path(dtrain.__file__).parent
@@ -43,6 +43,7 @@ ORDER = (
     "trainer",
     "ray",
     "dtrain",  # the public names: what stands below is written as a user would write it
+    "seams",
     "experimental",  # more of them, under TensorFlow's own name for it
     "recipes",
     "bench",
@@ -187,6 +188,17 @@ def test_names_for_type_checkers_are_those_that_are_loaded() -> None:
     shown = {a.name: n.module for n in block.body if isinstance(n, ast.ImportFrom) for a in n.names}
     modules = dict.fromkeys(dtrain._MODULES, "dtrain")
     assert shown == dtrain._PUBLIC | modules | dict.fromkeys(dtrain._FROM_TENSORFLOW, "tensorflow.distribute")
+
+
+def test_seams_for_type_checkers_are_those_that_are_loaded() -> None:
+    tree = ast.parse((SOURCE / "seams.py").read_text(encoding="utf-8"))
+    block = next(n for n in tree.body if isinstance(n, ast.If))
+    found = [(n.module, a) for n in block.body if isinstance(n, ast.ImportFrom) for a in n.names]
+    assert {a.asname or a.name: f"{module}.{a.name}" for module, a in found} == seams._SEAMS
+    assert sorted(seams._SEAMS) == sorted(seams.__all__)
+    assert all(getattr(seams, name) is not None for name in seams.__all__)
+    with pytest.raises(AttributeError, match=r"no attribute 'Launchers'.*LAUNCHERS"):
+        seams.Launchers  # noqa: B018
 
 
 PROGRAM = """

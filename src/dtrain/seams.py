@@ -1,0 +1,113 @@
+"""The names from which a program's own environment, launcher, transport, storage or gradient hook is made.
+
+Each is loaded on first use, so that a launcher imports no TensorFlow. The page "Extending dtrain" of
+the guide has an example of each seam. Seams may change between versions; the changelog says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# name -> where it is defined: the module and the name there
+_SEAMS = {
+    # environments
+    "Environment": "dtrain.cluster.environment.Environment",
+    "Topology": "dtrain.topology.Topology",
+    "current_job": "dtrain.cluster.environments.current",
+    "describe_environment": "dtrain.cluster.environments.describe",
+    "register_environment": "dtrain.cluster.environments.register",
+    # launchers
+    "LAUNCHERS": "dtrain.launch.launchers.LAUNCHERS",
+    "Launcher": "dtrain.launch.launcher.Launcher",
+    "LocalLauncher": "dtrain.launch.local_launcher.LocalLauncher",
+    "MARK_VARIABLE": "dtrain.launch.guard.MARK_VARIABLE",
+    "launch_local": "dtrain.launch.local.launch_local",
+    # transports
+    "Calls": "dtrain.collectives.calls.Calls",
+    "Transport": "dtrain.collectives.transport.Transport",
+    "check_peers": "dtrain.cluster.peers.check",
+    "exchange": "dtrain.keras_engine.peer_exchange.exchange",
+    "register_transport": "dtrain.collectives.transports.register",
+    # storages
+    "CheckpointIO": "dtrain.checkpoint.checkpoint_io.CheckpointIO",
+    "register_storage": "dtrain.checkpoint.storages.register",
+    # gradients
+    "HOOKS": "dtrain.keras_engine.gradient_hook.HOOKS",
+    "GradientHook": "dtrain.keras_engine.gradient_hook.GradientHook",
+    "LocalSGD": "dtrain.keras_engine.gradient_hook.LocalSGD",
+    # rules of the partitioner
+    "Partitioned": "dtrain.partition.partition.Partitioned",
+    "Replicas": "dtrain.partition.replicas.Replicas",
+    "Sharded": "dtrain.partition.layouts.Sharded",
+    "by_batch": "dtrain.partition.partition.by_batch",
+    "rule": "dtrain.partition.partitioner.rule",
+    # strategies
+    "STRATEGIES": "dtrain.strategies.registry.STRATEGIES",
+    "StrategyEntry": "dtrain.strategies.registry.StrategyEntry",
+}
+
+__all__ = [
+    "HOOKS",
+    "LAUNCHERS",
+    "MARK_VARIABLE",
+    "STRATEGIES",
+    "Calls",
+    "CheckpointIO",
+    "Environment",
+    "GradientHook",
+    "Launcher",
+    "LocalLauncher",
+    "LocalSGD",
+    "Partitioned",
+    "Replicas",
+    "Sharded",
+    "StrategyEntry",
+    "Topology",
+    "Transport",
+    "by_batch",
+    "check_peers",
+    "current_job",
+    "describe_environment",
+    "exchange",
+    "launch_local",
+    "register_environment",
+    "register_storage",
+    "register_transport",
+    "rule",
+]
+
+if TYPE_CHECKING:
+    from dtrain.checkpoint.checkpoint_io import CheckpointIO
+    from dtrain.checkpoint.storages import register as register_storage
+    from dtrain.cluster.environment import Environment
+    from dtrain.cluster.environments import current as current_job
+    from dtrain.cluster.environments import describe as describe_environment
+    from dtrain.cluster.environments import register as register_environment
+    from dtrain.cluster.peers import check as check_peers
+    from dtrain.collectives.calls import Calls
+    from dtrain.collectives.transport import Transport
+    from dtrain.collectives.transports import register as register_transport
+    from dtrain.keras_engine.gradient_hook import HOOKS, GradientHook, LocalSGD
+    from dtrain.keras_engine.peer_exchange import exchange
+    from dtrain.launch.guard import MARK_VARIABLE
+    from dtrain.launch.launcher import Launcher
+    from dtrain.launch.launchers import LAUNCHERS
+    from dtrain.launch.local import launch_local
+    from dtrain.launch.local_launcher import LocalLauncher
+    from dtrain.partition.layouts import Sharded
+    from dtrain.partition.partition import Partitioned, by_batch
+    from dtrain.partition.partitioner import rule
+    from dtrain.partition.replicas import Replicas
+    from dtrain.strategies.registry import STRATEGIES, StrategyEntry
+    from dtrain.topology import Topology
+
+if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
+
+    def __getattr__(name: str) -> Any:
+        if name not in _SEAMS:
+            raise AttributeError(
+                f"module 'dtrain.seams' has no attribute {name!r}; it has {', '.join(_SEAMS)}"
+            )
+        module, _, attribute = _SEAMS[name].rpartition(".")
+        return getattr(importlib.import_module(module), attribute)
