@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dtrain.base.counts import parse_count
+from dtrain.base.plain_text import shortened
+from dtrain.cluster.sockets import split_address
 from dtrain.errors import ClusterConfigError
 
 TRAINING_JOBS = ("chief", "worker")
@@ -26,7 +27,6 @@ KNOWN_JOBS = (*TRAINING_JOBS, "ps", "evaluator")
 MOST_TASKS = 100_000
 """The most tasks that a job may have; what asks for more is a mistake, and would fill the memory."""
 
-_LONGEST_NAME, _LONGEST_LABEL = 253, 63  # characters of a host's name in DNS, and between two of its dots
 _SINGLE_TASK_JOBS = ("chief", "evaluator")
 _EXAMPLE = '{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 0}}'
 _LOOKS = f"It should look like {_EXAMPLE}."
@@ -213,46 +213,6 @@ class Topology:
         )
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Split `host:port` or `[ipv6]:port` into host (without brackets) and port.
-
-    Raises:
-        ClusterConfigError: the address has no host, or no port from 1 to 65535.
-    """
-    hint = 'Write an address as "host:port" with a port from 1 to 65535, such as "10.0.0.1:2222".'
-    shown = _shorten(repr(address))
-    if "//" in address or any(c.isspace() for c in address):
-        raise ClusterConfigError(f"{shown} is not a plain host:port.", hint=hint)
-    host, colon, port = address.rpartition(":")
-    if not colon or (host.count(":") and not (host.startswith("[") and host.endswith("]"))):
-        raise ClusterConfigError(f"{shown} is an address without a port.", hint=hint)
-    host = host.removeprefix("[").removesuffix("]")
-    if not host:
-        raise ClusterConfigError(f"{shown} is an address without a host.", hint=hint)
-    if problem := host_problem(host):
-        raise ClusterConfigError(f"{shown} has a host name that {problem}.", hint=hint)
-    number = parse_count(port, 65535)
-    if not number:
-        raise ClusterConfigError(
-            f"{shown} has the port {_shorten(repr(port))}, which is not a port number.", hint=hint
-        )
-    return host, number
-
-
-def host_problem(host: str) -> str:
-    """Why no host can have a name, as the end of a sentence; "" if one can. No name is resolved."""
-    if len(host) > _LONGEST_NAME:
-        return f"has {len(host)} characters; a host name has at most {_LONGEST_NAME}"
-    for label in host.removesuffix(".").split("."):
-        if not 1 <= len(label) <= _LONGEST_LABEL:
-            return f"has a part of {len(label)} characters; each part has 1 to {_LONGEST_LABEL}"
-    try:
-        host.encode("ascii" if host.isascii() else "idna")
-    except UnicodeError as error:  # which the functions of `socket` would raise
-        return f"cannot be looked up: {error}"
-    return ""
-
-
 def _job_order(name: Any) -> tuple[int, str]:
     return (KNOWN_JOBS.index(name), "") if name in KNOWN_JOBS else (len(KNOWN_JOBS), str(name))
 
@@ -301,7 +261,7 @@ def _check_addresses(jobs: Mapping[str, tuple[str, ...]]) -> None:
             place = ("127.0.0.1" if host.lower() == "localhost" else host.lower(), port)
             if place in seen:
                 raise ClusterConfigError(
-                    f"the address {_shorten(address)!r} is repeated: {seen[place]} and {task} both have it.",
+                    f"the address {shortened(address)!r} is repeated: {seen[place]} and {task} both have it.",
                     hint="Give every task an address of its own.",
                 )
             seen[place] = task
@@ -340,7 +300,7 @@ def _parse(text: str) -> dict[str, Any]:
     except ClusterConfigError:
         raise
     except (ValueError, RecursionError) as error:  # also for huge numbers and deep nesting
-        raise ClusterConfigError(f"it is not JSON ({error}): {_shorten(text)}", hint=_LOOKS) from None
+        raise ClusterConfigError(f"it is not JSON ({error}): {shortened(text)}", hint=_LOOKS) from None
     return _object(config, "it")
 
 
@@ -358,14 +318,14 @@ def _object(value: Any, what: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         kind = _KINDS[type(value)]
         raise ClusterConfigError(
-            f"{what} is a JSON {kind}, not an object: {_shorten(json.dumps(value))}", hint=_LOOKS
+            f"{what} is a JSON {kind}, not an object: {shortened(json.dumps(value))}", hint=_LOOKS
         )
     return value
 
 
 def _entry(parent: Mapping[str, Any], name: str, what: str) -> Any:
     if name not in parent:
-        raise ClusterConfigError(f'{what} has no "{name}": {_shorten(json.dumps(parent))}', hint=_LOOKS)
+        raise ClusterConfigError(f'{what} has no "{name}": {shortened(json.dumps(parent))}', hint=_LOOKS)
     return parent[name]
 
 
@@ -384,7 +344,3 @@ def _jobs_of(config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 def _task_of(config: Mapping[str, Any]) -> tuple[Any, Any]:
     task = _object(_entry(config, "task", "it"), '"task"')
     return _entry(task, "type", '"task"'), _entry(task, "index", '"task"')
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 120 else f"{text[:120]}..."

@@ -10,8 +10,9 @@ import pytest
 
 import dtrain
 from dtrain import cluster
+from dtrain.cluster.sockets import split_address
 from dtrain.errors import ClusterConfigError, ConfigurationError
-from dtrain.topology import Task, Topology, split_address
+from dtrain.topology import Task, Topology
 from refusals import refused
 
 TWO = {"worker": ["a:1", "b:2"]}

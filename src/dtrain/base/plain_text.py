@@ -30,3 +30,8 @@ def cleaned(text: object, limit: int = LIMIT) -> str:
     # Cut first, so that a text of many megabytes costs little.
     shown = _SPACE.sub(" ", without_controls(str(text)[: 4 * limit])).strip()
     return shown if len(shown) <= limit else shown[: limit - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def shortened(text: str) -> str:
+    """The first 120 characters of a text, for a message that shows what was found."""
+    return text if len(text) <= 120 else f"{text[:120]}..."

@@ -30,7 +30,7 @@ from dtrain.cluster.rendezvous_lines import (
 )
 from dtrain.cluster.rendezvous_server import HELLO_PATIENCE, RendezvousServer
 from dtrain.cluster.secret import Secret, job_secret
-from dtrain.cluster.sockets import EXHAUSTED, bind_everywhere, connect_to, listen_at, resolves
+from dtrain.cluster.sockets import EXHAUSTED, bind_everywhere, connect_to, listen_at, resolves, split_address
 from dtrain.errors import (
     ClusterConfigError,
     ConfigurationError,
@@ -38,7 +38,7 @@ from dtrain.errors import (
     PeerMissingError,
     PortInUseError,
 )
-from dtrain.topology import Task, Topology, split_address
+from dtrain.topology import Task, Topology
 
 _PORT_PATIENCE = 2.0  # seconds that a port may still be held by a process that is just ending
 _FIRST_PAUSE = 0.01  # seconds between the first tries to connect, because tasks often start together

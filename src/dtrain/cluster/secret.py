@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from dtrain.cluster import environments, settings
+from dtrain.cluster.sockets import split_address
 from dtrain.errors import ConfigurationError
-from dtrain.topology import Topology, split_address
+from dtrain.topology import Topology
 
 VARIABLE = "DTRAIN_SECRET_FILE"
 """The environment variable that names the file; see `settings.secret_file`."""

@@ -21,6 +21,7 @@ from dtrain.cluster.sockets import (
     answers_at,
     bind_everywhere,
     host_towards,
+    split_address,
     this_process_listens_on,
 )
 from dtrain.errors import (
@@ -30,7 +31,7 @@ from dtrain.errors import (
     ServingEnded,
     TaskFailedError,
 )
-from dtrain.topology import SERVING_JOBS, Topology, split_address
+from dtrain.topology import SERVING_JOBS, Topology
 
 __all__ = ["ask", "check_roles", "serve", "wait_for_servers", "with_chief"]
 

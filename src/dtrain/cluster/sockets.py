@@ -1,4 +1,4 @@
-"""TCP helpers: bind, listen, connect, and ask whether a port answers, before TensorFlow serves on it.
+"""TCP helpers: addresses, bind, listen, connect, and whether a port answers, before TensorFlow serves on it.
 
 It defines no protocol; the messages are those of `rendezvous` and `rendezvous_server`.
 """
@@ -13,8 +13,11 @@ import socket
 from collections.abc import Callable, Collection, Iterable
 
 from dtrain.base.clock import REAL, Clock
-from dtrain.topology import split_address
+from dtrain.base.counts import parse_count
+from dtrain.base.plain_text import shortened
+from dtrain.errors import ClusterConfigError
 
+_LONGEST_NAME, _LONGEST_LABEL = 253, 63  # characters of a host's name in DNS, and between two of its dots
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _CLOSED = (errno.EBADF, errno.EINVAL)
 _EXHAUSTED_PAUSE = 0.1  # seconds; trying again at once would only keep a core busy
@@ -27,6 +30,46 @@ _BROKEN_LINK = {
     socket.TCP_KEEPINTVL: 5,
     socket.TCP_KEEPCNT: 4,
 }
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Split `host:port` or `[ipv6]:port` into host (without brackets) and port.
+
+    Raises:
+        ClusterConfigError: the address has no host, or no port from 1 to 65535.
+    """
+    hint = 'Write an address as "host:port" with a port from 1 to 65535, such as "10.0.0.1:2222".'
+    shown = shortened(repr(address))
+    if "//" in address or any(c.isspace() for c in address):
+        raise ClusterConfigError(f"{shown} is not a plain host:port.", hint=hint)
+    host, colon, port = address.rpartition(":")
+    if not colon or (host.count(":") and not (host.startswith("[") and host.endswith("]"))):
+        raise ClusterConfigError(f"{shown} is an address without a port.", hint=hint)
+    host = host.removeprefix("[").removesuffix("]")
+    if not host:
+        raise ClusterConfigError(f"{shown} is an address without a host.", hint=hint)
+    if problem := host_problem(host):
+        raise ClusterConfigError(f"{shown} has a host name that {problem}.", hint=hint)
+    number = parse_count(port, 65535)
+    if not number:
+        raise ClusterConfigError(
+            f"{shown} has the port {shortened(repr(port))}, which is not a port number.", hint=hint
+        )
+    return host, number
+
+
+def host_problem(host: str) -> str:
+    """Why no host can have a name, as the end of a sentence; "" if one can. No name is resolved."""
+    if len(host) > _LONGEST_NAME:
+        return f"has {len(host)} characters; a host name has at most {_LONGEST_NAME}"
+    for label in host.removesuffix(".").split("."):
+        if not 1 <= len(label) <= _LONGEST_LABEL:
+            return f"has a part of {len(label)} characters; each part has 1 to {_LONGEST_LABEL}"
+    try:
+        host.encode("ascii" if host.isascii() else "idna")
+    except UnicodeError as error:  # which the functions of `socket` would raise
+        return f"cannot be looked up: {error}"
+    return ""
 
 
 def bind_everywhere(port: int) -> socket.socket:

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from dtrain.base.log import logger
 from dtrain.cluster import peers, settings
+from dtrain.cluster.sockets import split_address
 from dtrain.collectives.calls import Calls
 from dtrain.collectives.launcher import CallLauncher, CallOperations
 from dtrain.collectives.mpi import MPI
@@ -23,7 +24,7 @@ from dtrain.collectives.transport import Communication, Facts, Transport
 from dtrain.errors import ConfigurationError, PeerMismatchError
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.topology import Topology, split_address
+from dtrain.topology import Topology
 from dtrain.upstream import processes
 from dtrain.upstream import tensorflow as upstream_tf
 

@@ -22,8 +22,8 @@ from dtrain.base.clock import REAL, Clock, Deadline
 from dtrain.cluster.acceptor import Acceptor
 from dtrain.cluster.proof import Handshake, Signer, introduce
 from dtrain.cluster.secret import Secret
-from dtrain.cluster.sockets import bind_everywhere
-from dtrain.topology import Task, Topology, split_address
+from dtrain.cluster.sockets import bind_everywhere, split_address
+from dtrain.topology import Task, Topology
 
 _LINE = 1 << 16  # the most bytes of a message
 _ANSWER = 10.0  # seconds within which a peer must answer a message

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dtrain.base.clock import Clock
+from dtrain.cluster.sockets import split_address
 from dtrain.launch.connections import Connections
 from dtrain.launch.policy import GO_ON, Decision, Policy
 from dtrain.launch.rendezvous_watch import RendezvousWatch
@@ -25,7 +26,7 @@ from dtrain.task.task_messages import (
     Progress,
     RemoveNote,
 )
-from dtrain.topology import Task, Topology, split_address
+from dtrain.topology import Task, Topology
 
 SAVING_GRACE = 30.0
 """Seconds that tasks which write checkpoints get to save one and exit."""
