@@ -63,14 +63,11 @@ GROUPS = (
     Group(
         name="engines",
         depends=(
-            *(f"src/dtrain/{folder}/" for folder in ("cluster", "collectives", "diagnosis", "launch")),
-            *("src/dtrain/ray/", "src/dtrain/submit/", "src/dtrain/task_*.py", "src/dtrain/task/channel.py"),
             *(
-                "src/dtrain/base/clock.py",
-                "src/dtrain/job.py",
-                "src/dtrain/task/progress.py",
-                "src/dtrain/topology.py",
+                f"src/dtrain/{folder}/"
+                for folder in ("environments", "process_group", "task", "launch", "collectives", "diagnosis")
             ),
+            *("src/dtrain/ray/", "src/dtrain/submit/", "src/dtrain/base/clock.py", "src/dtrain/job.py"),
             *(
                 "src/dtrain/errors.py",
                 "src/dtrain/cli/",

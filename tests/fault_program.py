@@ -328,9 +328,9 @@ def faults_of(folder: Path, options: Options, backup: Any) -> Any:
 @functools.cache
 def everyone_of_mpi() -> Any:
     """An MPI communicator of all ranks, separate from the one that a transport may use."""
-    from dtrain.cluster import mpi
+    from dtrain.environments import mpi_start
 
-    return mpi.world().Dup()
+    return mpi_start.world().Dup()
 
 
 def add_up_over_mpi(step: int) -> None:

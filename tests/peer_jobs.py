@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from dtrain.cluster.peers import Peers
-from dtrain.cluster.rendezvous_lines import Connection
+from dtrain.process_group.peers import Peers
+from dtrain.process_group.rendezvous_lines import Connection
 from given_clock import GivenClock
 
 

@@ -11,7 +11,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from dtrain.topology import Topology
+from dtrain.environments.topology import Topology
 from processes import wait_until
 
 LIMIT = 240.0
@@ -20,10 +20,10 @@ LIMIT = 240.0
 PROGRAM = """
 import atexit, os, signal, sys, time
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-from dtrain import cluster
-from dtrain.cluster import control, serving
+from dtrain import environments
+from dtrain.process_group import control, serving
 import tensorflow as tf
-topology = cluster.current()
+topology = environments.current()
 atexit.register(lambda: print("atexit", flush=True))
 def connect():
     try:
@@ -46,7 +46,7 @@ print("only the chief goes on", flush=True)
 # The chief counts steps in a variable on a server until a condition holds; `work` returns their number.
 COUNTING = """
 from dtrain.task import channel
-from dtrain.cluster import settings
+from dtrain.environments import settings
 coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
 with strategy.scope():
     counter = tf.Variable(0.0)

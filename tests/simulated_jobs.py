@@ -20,6 +20,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from dataclasses import dataclass, field
 from typing import Any
 
+from dtrain.environments.topology import Task
 from dtrain.launch.environment import local_topologies
 from dtrain.launch.launcher import Assignment, Launcher
 from dtrain.launch.parameter_servers import ParameterServerJob
@@ -38,7 +39,6 @@ from dtrain.task.task_messages import (
     Progress,
     RendezvousNote,
 )
-from dtrain.topology import Task
 from given_clock import GivenClock
 
 FOR_EVER = math.inf

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 import dtrain
-from dtrain.cluster import settings
+from dtrain.environments import settings
 
 folder, kind, *numbers, pause = sys.argv[1:]
 (rank_at_fault, step_at_fault, steps), pause = map(int, numbers), float(pause)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtrain import cluster
-from dtrain.cluster import current, settings
+from dtrain import environments
+from dtrain.environments import current, settings
+from dtrain.environments.topology import Topology
 from dtrain.errors import ClusterConfigError
-from dtrain.topology import Topology
 
 
 def rank() -> int:
@@ -48,7 +48,7 @@ def local_rank() -> int:
         cache = f"cache-{dtrain.local_rank()}"  # a folder for each worker of the machine
         ```
     """
-    return cluster.local_rank()
+    return environments.local_rank()
 
 
 def world_size() -> int:

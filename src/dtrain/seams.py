@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 # name -> where it is defined: the module and the name there
 _SEAMS = {
     # environments
-    "Environment": "dtrain.cluster.environment.Environment",
-    "Topology": "dtrain.topology.Topology",
-    "current_job": "dtrain.cluster.environments.current",
-    "describe_environment": "dtrain.cluster.environments.describe",
-    "register_environment": "dtrain.cluster.environments.register",
+    "Environment": "dtrain.environments.environment.Environment",
+    "Topology": "dtrain.environments.topology.Topology",
+    "current_job": "dtrain.environments.detected_job.current",
+    "describe_environment": "dtrain.environments.detected_job.describe",
+    "register_environment": "dtrain.environments.detected_job.register",
     # launchers
     "LAUNCHERS": "dtrain.launch.launchers.LAUNCHERS",
     "Launcher": "dtrain.launch.launcher.Launcher",
@@ -26,7 +26,7 @@ _SEAMS = {
     # transports
     "Calls": "dtrain.collectives.calls.Calls",
     "Transport": "dtrain.collectives.transport.Transport",
-    "check_peers": "dtrain.cluster.peers.check",
+    "check_peers": "dtrain.process_group.peers.check",
     "exchange": "dtrain.keras_engine.peer_exchange.exchange",
     "register_transport": "dtrain.collectives.transports.register",
     # storages
@@ -80,14 +80,14 @@ __all__ = [
 if TYPE_CHECKING:
     from dtrain.checkpoint.checkpoint_io import CheckpointIO
     from dtrain.checkpoint.storages import register as register_storage
-    from dtrain.cluster.environment import Environment
-    from dtrain.cluster.environments import current as current_job
-    from dtrain.cluster.environments import describe as describe_environment
-    from dtrain.cluster.environments import register as register_environment
-    from dtrain.cluster.peers import check as check_peers
     from dtrain.collectives.calls import Calls
     from dtrain.collectives.transport import Transport
     from dtrain.collectives.transports import register as register_transport
+    from dtrain.environments.detected_job import current as current_job
+    from dtrain.environments.detected_job import describe as describe_environment
+    from dtrain.environments.detected_job import register as register_environment
+    from dtrain.environments.environment import Environment
+    from dtrain.environments.topology import Topology
     from dtrain.keras_engine.gradient_hook import HOOKS, GradientHook, LocalSGD
     from dtrain.keras_engine.peer_exchange import exchange
     from dtrain.launch.guard import MARK_VARIABLE
@@ -99,8 +99,8 @@ if TYPE_CHECKING:
     from dtrain.partition.partition import Partitioned, by_batch
     from dtrain.partition.partitioner import rule
     from dtrain.partition.replicas import Replicas
+    from dtrain.process_group.peers import check as check_peers
     from dtrain.strategies.registry import STRATEGIES, StrategyEntry
-    from dtrain.topology import Topology
 
 if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
 

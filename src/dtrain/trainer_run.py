@@ -16,7 +16,7 @@ from typing import Any
 from dtrain import job, monitor
 from dtrain.base.log import logger
 from dtrain.checkpoint.backup_and_restore import BackupAndRestore
-from dtrain.cluster import settings as environment
+from dtrain.environments import settings as environment
 from dtrain.errors import ConfigurationError
 from dtrain.monitor.rates import RateLogs
 from dtrain.monitor.run_files import ended_record, run_callbacks, write_end

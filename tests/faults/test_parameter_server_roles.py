@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from dtrain.cluster.serving import check_roles, wait_for_servers
+from dtrain.environments.topology import Topology
 from dtrain.errors import ClusterConfigError, PeerMissingError, PortInUseError
-from dtrain.topology import Topology
+from dtrain.process_group.serving import check_roles, wait_for_servers
 from refusals import refused
 from server_processes import ByHand, ended, launch, topology, wait_until_listening, write_program
 
@@ -101,10 +101,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 import dtrain
-import dtrain.cluster.serving
-from dtrain import cluster
 
-before = cluster.current()
+from dtrain import environments
+from dtrain.process_group import serving
+
+before = environments.current()
 if before.task_type == "chief":
     own = tf.distribute.Server({job: list(found) for job, found in before.jobs.items()}, "worker", 1)
 strategy = dtrain.ParameterServerStrategy(max_staleness=0)
@@ -121,7 +122,7 @@ def trained():
 with strategy.scope():
     there = trained()
 for _ in range(100):  # a request to the server of this very process must not wait for what the seed waits for
-    cluster.serving.ask("worker", 1, {"ask": "status"}, 0.001)
+    serving.ask("worker", 1, {"ask": "status"}, 0.001)
     tf.random.set_seed(1)
 here = trained()
 print("iterations:", there[0], here[0], "near:", abs(there[1] - here[1]) < 2e-4 * here[1], flush=True)

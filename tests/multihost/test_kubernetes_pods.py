@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dtrain.cluster.environments import ENVIRONMENTS
+from dtrain.environments.detected_job import ENVIRONMENTS
 from hosts import Host, MakeHosts
 
 PROGRAM = """
@@ -22,7 +22,7 @@ with dtrain.strategy("auto").scope():
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(30, "tanh"), keras.layers.Dense(1)])
     model.compile("adam", "mse")
 model.fit(x, y, batch_size=8, epochs=2, verbose=0)
-print("task", dtrain.rank(), "of", dtrain.world_size(), "in", dtrain.cluster.origin())
+print("task", dtrain.rank(), "of", dtrain.world_size(), "in", dtrain.environments.origin())
 np.savez(f"{sys.argv[1]}-{dtrain.rank()}.npz", *model.get_weights())
 """
 JOBSET = {"JOBSET_NAME": "train", "REPLICATED_JOB_NAME": "worker", "DTRAIN_JOBSET_TASKS": "worker=2"}

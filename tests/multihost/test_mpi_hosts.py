@@ -43,11 +43,13 @@ np.savez(f"{folder}-{dtrain.rank()}.npz", *model.get_weights(), *model.optimizer
 # Without TensorFlow: what the ranks add up, and where they are. Connected peers end their programs together.
 RANKS = """
 import signal, socket
-from dtrain import cluster
-from dtrain.cluster import mpi, peers
-peers.connect(cluster.current())
-sum_of_all = mpi.world().allreduce(mpi.rank() + 1)
-print("rank", mpi.rank(), "of", mpi.size(), "sum", sum_of_all, "on", socket.gethostname(), flush=True)
+from dtrain import environments
+from dtrain.environments import mpi_start
+from dtrain.process_group import peers
+peers.connect(environments.current())
+sum_of_all = mpi_start.world().allreduce(mpi_start.rank() + 1)
+rank, size = mpi_start.rank(), mpi_start.size()
+print("rank", rank, "of", size, "sum", sum_of_all, "on", socket.gethostname(), flush=True)
 """
 WAIT = RANKS + "signal.pause()\n"
 LAUNCH = [sys.executable, "-m", "dtrain", "launch"]

@@ -17,10 +17,11 @@ from processes import wait_until
 RENDEZVOUS = """
 import json, os
 import dtrain
-from dtrain import cluster
-from dtrain.cluster import peers
-topology = cluster.current()
-cluster.run_rendezvous(topology, timeout=600)
+from dtrain import environments
+from dtrain.process_group.rendezvous import run_rendezvous
+from dtrain.process_group import peers
+topology = environments.current()
+run_rendezvous(topology, timeout=600)
 print("all:", topology.jobs["worker"], "local rank", dtrain.local_rank())
 print("nccl:", os.environ.get("NCCL_SOCKET_IFNAME"))
 """

@@ -64,9 +64,9 @@ SCRIPT = (
 import sys
 train({"out": sys.argv[1], "kill": "kill" in sys.argv, "callbacks": []})
 import json
-from dtrain import cluster
+from dtrain import environments
 of_ray = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
-print("engine:", json.dumps([cluster.describe()["schedulers"], of_ray]), flush=True)
+print("engine:", json.dumps([environments.describe()["schedulers"], of_ray]), flush=True)
 """
 )
 TRAINER = (
@@ -79,8 +79,8 @@ from dtrain.ray import TensorflowTrainer
 
 def loop(config):
     from dtrain.ray import ReportCallback
-    from dtrain import cluster
-    about = cluster.describe()
+    from dtrain import environments
+    about = environments.describe()
     assert about["environment"] == "ray" and "Ray" in about["schedulers"], about
     train({**config, "callbacks": [ReportCallback(model_every=2)]})
 

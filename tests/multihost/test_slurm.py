@@ -34,11 +34,11 @@ SAYS = """
 import json, os, sys
 if "WITHOUT_MPI4PY" in os.environ:
     sys.modules["mpi4py"] = None
-from dtrain import cluster
+from dtrain import environments
 kept = {name: value for name, value in os.environ.items() if name.startswith(("SLURM", "PMI"))}
 folder = os.path.dirname(__file__)  # what two tasks print may get mixed
 with open(f"{folder}/said-{os.environ.get('SLURM_PROCID', 0)}", "w") as file:
-    json.dump([cluster.describe(), kept], file)
+    json.dump([environments.describe(), kept], file)
 """
 TRAINS = """
 import os, signal, sys, time
@@ -306,7 +306,7 @@ def test_the_commands_of_the_guide_run(slurm: SlurmCluster, tmp_path: Path) -> N
     """Each line of a block that is marked so; a job that is submitted is awaited."""
     page = (guide.DOCS / "slurm.md").read_text(encoding="utf-8")
     blocks = re.findall(r"<!-- run -->\n```bash\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "train.py").write_text("from dtrain import cluster\nprint(cluster.current())\n")
+    (tmp_path / "train.py").write_text("from dtrain import environments\nprint(environments.current())\n")
     env = {"PATH": f"{Path(sys.executable).parent}:{slurm.env['PATH']}"}
     lines = [line for block in blocks for line in block.splitlines()]
     assert len(lines) == 9

@@ -17,10 +17,11 @@ import pytest
 
 import guide
 from contract.mpi_starter import mpi_command, mpi_environment, mpi_missing
-from dtrain import cluster
-from dtrain.cluster.environments import ENVIRONMENTS
+from dtrain import environments
+from dtrain.environments.detected_job import ENVIRONMENTS
+from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError, PeerMissingError
-from dtrain.topology import Topology
+from dtrain.process_group.rendezvous import run_rendezvous
 from engine_variables import OPEN_MPI_RANK, assert_as_recorded
 
 JOB = {"worker": ("127.0.0.1:2221", "127.0.0.1:2222")}
@@ -43,8 +44,8 @@ TRAINJOB = {
 }
 SAYS = """
 import json, os
-from dtrain import cluster
-print(json.dumps([cluster.describe(), {**os.environ}]))
+from dtrain import environments
+print(json.dumps([environments.describe(), {**os.environ}]))
 """
 
 
@@ -73,11 +74,11 @@ STARTS = {
         invalid={"TF_CONFIG": '{"cluster": {}}'},
     ),
     "joined": Start(
-        program="import sys\nfrom dtrain import cluster, topology\n"
-        f"cluster.join(topology.Topology({JOB!r}, 'worker', int(sys.argv[1])), by_program=True)\n"
+        program="import sys\nfrom dtrain import environments\nfrom dtrain.environments import topology\n"
+        f"environments.join(topology.Topology({JOB!r}, 'worker', int(sys.argv[1])), by_program=True)\n"
     ),
     "ray": Start(
-        program="import sys\nfrom dtrain.cluster.ray import RAY\n"
+        program="import sys\nfrom dtrain.environments.ray_workers import RAY\n"
         f"RAY.join({JOB['worker']!r}, int(sys.argv[1]), b'0' * 32, run='first', attempt=0, cpus=1)\n"
     ),
     "mpi": Start(
@@ -128,7 +129,7 @@ def the_example_is_registered() -> Iterator[None]:
 
 
 def clear(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in {*os.environ} - {*cluster.without_task(os.environ)}:
+    for name in {*os.environ} - {*environments.without_task(os.environ)}:
         monkeypatch.delenv(name)
 
 
@@ -144,7 +145,7 @@ def test_two_processes_find_the_same_job_and_their_own_tasks(name: str, tmp_path
     (tmp_path / "acme_environment.py").write_text(EXAMPLE, encoding="utf-8")
     program = tmp_path / "program.py"
     program.write_text(start.program + SAYS, encoding="utf-8")
-    env = cluster.without_task(os.environ)
+    env = environments.without_task(os.environ)
     if start.by_mpi:
         if why := mpi_missing():
             pytest.skip(why)
@@ -194,7 +195,7 @@ def test_an_invalid_description_is_a_typed_error(name: str, monkeypatch: pytest.
         monkeypatch.setenv(variable, value)
     assert ENVIRONMENTS[name].detected()
     with pytest.raises(ConfigurationError):
-        cluster.current()
+        environments.current()
 
 
 def test_the_first_of_two_names_the_job_and_the_rule_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,18 +203,18 @@ def test_the_first_of_two_names_the_job_and_the_rule_is_said(monkeypatch: pytest
     for name in ("acme", "tf_config"):
         for variable, value in STARTS[name].variables[1].items():
             monkeypatch.setenv(variable, value)
-    about = cluster.describe()
+    about = environments.describe()
     assert (about["environment"], about["also_found"]) == ("tf_config", ["acme"])
     after = ["mpi", "slurm", "jobset", "kubeflow", "tpu_vm"]
     assert about["precedence"] == ["tf_config", "joined", "ray", "acme", *after]
-    assert cluster.origin() == "TF_CONFIG, which precedes an ACME job,"
+    assert environments.origin() == "TF_CONFIG, which precedes an ACME job,"
 
 
 def test_a_name_is_registered_once_and_before_a_known_one() -> None:
     known = [*ENVIRONMENTS]
     for environment, before in ((ENVIRONMENTS["mpi"], "tf_config"), (ENVIRONMENTS["acme"], "nowhere")):
         with pytest.raises(ConfigurationError, match="cannot be registered before"):
-            cluster.register(environment, before=before)
+            environments.register(environment, before=before)
     assert [*ENVIRONMENTS] == known
 
 
@@ -223,4 +224,4 @@ def test_a_peer_whose_name_does_not_resolve_yet_is_waited_for_and_named() -> Non
     with pytest.raises(
         PeerMissingError, match=r"train-0\.invalid:2222, a name that does not resolve here yet"
     ):
-        cluster.run_rendezvous(topology, timeout=0.5, log=said.append, secret=b"")
+        run_rendezvous(topology, timeout=0.5, log=said.append, secret=b"")

@@ -184,7 +184,7 @@ def test_a_worker_that_fails_ends_the_others_that_wait_for_it(tmp_path: Path) ->
     operations = tmp_path / "operations"
 
     def fails() -> None:
-        from dtrain.cluster import peers
+        from dtrain.process_group import peers
 
         dtrain.strategy()
         if dtrain.rank() == 1:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.environments.topology import Topology
 from dtrain.launch.ports import reserve_ports
 from dtrain.strategies import common
-from dtrain.topology import Topology
 
 pytestmark = pytest.mark.long
 

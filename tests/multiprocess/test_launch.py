@@ -217,9 +217,10 @@ def test_a_job_inside_a_job_ends_with_the_outer_one(script: Callable[[str], str]
 def test_two_launches_at_the_same_time_share_no_port(script: Callable[[str], str], tmp_path: Path) -> None:
     path = script(
         f"""
-        from dtrain import cluster
-        topology = cluster.current()
-        cluster.run_rendezvous(topology)
+        from dtrain import environments
+        from dtrain.process_group.rendezvous import run_rendezvous
+        topology = environments.current()
+        run_rendezvous(topology)
         print(topology.address, flush=True)
         while not os.path.exists("{tmp_path}/both"):
             time.sleep(0.02)

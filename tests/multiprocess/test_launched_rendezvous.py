@@ -18,9 +18,12 @@ SECONDS = 240.0
 _PROGRAM = """
 import os, sys, time
 from pathlib import Path
-from dtrain.task import channel; from dtrain import cluster
-from dtrain.cluster.sockets import answers_at
-topology = cluster.current()
+from dtrain import environments
+from dtrain.environments import settings
+from dtrain.task import channel
+from dtrain.process_group.rendezvous import run_rendezvous
+from dtrain.base.tcp import answers_at
+topology = environments.current()
 
 def first_waits():
     return answers_at(topology.address_of(topology.training_tasks()[0]))
@@ -34,9 +37,9 @@ def runs(pid):
 if topology.rank == 1:
     exec(sys.argv[1])
     Path("worker 1").write_text(f"{os.getpid()}")
-print("patience", cluster.settings.peer_timeout(), flush=True)
+print("patience", settings.peer_timeout(), flush=True)
 with channel.rendezvous():
-    cluster.run_rendezvous(topology)
+    run_rendezvous(topology)
 channel.report_connected()
 print("met", flush=True)
 if topology.rank == 0:
@@ -99,9 +102,10 @@ def test_a_task_that_ends_well_before_the_meeting_is_the_one_that_is_named(tmp_p
 def test_a_chief_does_not_wait_for_a_server_that_has_ended(tmp_path: Path) -> None:
     program = """
 import sys
-from dtrain.task import channel; from dtrain import cluster
-from dtrain.cluster import serving
-topology = cluster.current()
+from dtrain import environments
+from dtrain.task import channel
+from dtrain.process_group import serving
+topology = environments.current()
 if topology.task_type == "worker":
     sys.exit(0)
 if topology.task_type == "ps":

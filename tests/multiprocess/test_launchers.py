@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 import guide
+from dtrain.environments.topology import Task
 from dtrain.errors import ConfigurationError
 from dtrain.launch import launch_local
 from dtrain.launch.launcher import Assignment
@@ -29,7 +30,6 @@ from dtrain.launch.launchers import LAUNCHERS
 from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.local_process import LocalProcess
 from dtrain.launch.task_handle import TaskCommand
-from dtrain.topology import Task
 from mpi_jobs import needs_mpi
 from processes import alive, processes_with, traces, wait_until
 from ray_nodes import ACCESS, needs_ray, ray_node

@@ -53,9 +53,9 @@ if "leave" in sys.argv:
 
 # Of programs without TensorFlow; `index`, `attempt`, `step` and `die` are the shared prelude's.
 BEGIN = """
-    from dtrain.cluster import mpi
-    everyone = mpi.world()
-    print("rank", mpi.rank(), "of", mpi.size(), "sum", everyone.allreduce(index + 1), flush=True)
+    from dtrain.environments import mpi_start
+    everyone = mpi_start.world()
+    print("rank", mpi_start.rank(), "of", mpi_start.size(), "sum", everyone.allreduce(index + 1), flush=True)
     assert (everyone.Get_rank(), everyone.Get_size()) == (index, workers)
 """
 

@@ -16,13 +16,13 @@ from typing import Any
 import psutil
 import pytest
 
-from dtrain.cluster import run_rendezvous
-from dtrain.cluster.rendezvous_lines import PROTOCOL
-from dtrain.cluster.rendezvous_server import describe_difference
-from dtrain.cluster.sockets import answers_at, this_process_listens_on
+from dtrain.base.tcp import answers_at, this_process_listens_on
+from dtrain.environments.topology import Topology
 from dtrain.errors import ClusterConfigError, PortInUseError
 from dtrain.launch.ports import reserve_ports
-from dtrain.topology import Topology
+from dtrain.process_group.rendezvous import run_rendezvous
+from dtrain.process_group.rendezvous_lines import PROTOCOL
+from dtrain.process_group.rendezvous_server import describe_difference
 from given_clock import GivenClock
 from processes import wait_until
 from refusals import refused
@@ -32,15 +32,16 @@ LIMIT = 240.0
 # A task that meets its peers `times` times and then tells, as JSON on its standard output, how that went.
 TASK = """
 import json, sys
-from dtrain import cluster
+from dtrain import environments
+from dtrain.process_group.rendezvous import run_rendezvous
 from dtrain.errors import DtrainError
 times, timeout, use_tensorflow, secret = json.loads(sys.argv[1])
 secret = None if secret is None else secret.encode()
-topology = cluster.current()
+topology = environments.current()
 met = 0
 try:
     for _ in range(times):
-        cluster.run_rendezvous(topology, timeout=timeout, secret=secret)
+        run_rendezvous(topology, timeout=timeout, secret=secret)
         met += 1
     error, message = "", ""
 except DtrainError as caught:

@@ -11,25 +11,27 @@ from pathlib import Path
 
 import pytest
 
-from dtrain import cluster
+from dtrain import environments
+from dtrain.environments import settings
 from dtrain.errors import ConfigurationError, DtrainError, TaskFailedError, TaskTimeoutError
 from dtrain.launch.spawn import spawn
+from dtrain.process_group.rendezvous import run_rendezvous
 from processes import wait_until
 from refusals import refused
 
 
 def rank() -> int:
-    topology = cluster.current()
+    topology = environments.current()
     return -1 if topology is None else topology.rank
 
 
 def exchange_all(factor: int, *, offset: int = 0) -> tuple[int, int, str | None]:
     """A function of a module, which travels by name; the module is found through this process's sys.path."""
-    topology = cluster.current()
+    topology = environments.current()
     if topology is None:
         raise RuntimeError("no cluster")
-    cluster.run_rendezvous(topology)
-    devices = cluster.settings.devices_per_worker()
+    run_rendezvous(topology)
+    devices = settings.devices_per_worker()
     return topology.rank * factor + offset, topology.world_size, devices and str(devices)
 
 
@@ -181,10 +183,10 @@ def test_tensorflow_in_the_workers() -> None:
     def total() -> float:
         import tensorflow as tf
 
-        topology = cluster.current()
+        topology = environments.current()
         if topology is None:
             raise RuntimeError("no cluster")
-        cluster.run_rendezvous(topology)
+        run_rendezvous(topology)
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
 
         @tf.function

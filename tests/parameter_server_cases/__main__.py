@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 import dtrain
-from dtrain.cluster import settings
+from dtrain.environments import settings
 
 from .registry import CASES, FILES, LOSSES, Job, listed
 

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import dtrain
-from dtrain.cluster import serving
+from dtrain.process_group import serving
 
 from .common import BATCH, CLASSES, ROWS, STEPS, Examples, data, iterations
 from .registry import Job, case

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from dtrain.environments.topology import Task
 from dtrain.task import channel
 from dtrain.task.channel import (
     Listener,
@@ -31,7 +32,6 @@ from dtrain.task.task_messages import (
     Request,
     parse,
 )
-from dtrain.topology import Task
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dtrain import cli
-from dtrain.cluster.gpus import visible_gpus
+from dtrain.environments.gpus import visible_gpus
 from dtrain.errors import ConfigurationError
 from dtrain.launch import launch_local
 from dtrain.recipes import RECIPES, RecipeOptions
@@ -77,7 +77,8 @@ def test_completion_in_a_shell(typed: str, offered: list[str], tmp_path: Path) -
 
 def test_launching_and_meeting_import_no_tensorflow() -> None:
     modules = (
-        "dtrain.task.channel, dtrain.cluster.serving, dtrain.launch, dtrain.launch.spawn, dtrain.topology"
+        "dtrain.task.channel, dtrain.process_group.serving, dtrain.launch, dtrain.launch.spawn, "
+        "dtrain.environments.topology"
     )
     done = run("-c", f"import sys, {modules}; print({{'tensorflow', 'keras'}} & set(sys.modules))")
     assert done.stdout == "set()\n", done.stderr
@@ -379,7 +380,7 @@ def test_launch_takes_all_gpus_or_else_two_workers_and_says_so(
     assert done.stderr == "dtrain launch: 2 workers (no GPU was found; --workers says how many)\n"
 
     given: dict[str, Any] = {}
-    monkeypatch.setattr("dtrain.cluster.gpus.visible_gpus", lambda: ["2", "GPU-8a"])
+    monkeypatch.setattr("dtrain.environments.gpus.visible_gpus", lambda: ["2", "GPU-8a"])
     monkeypatch.setattr("dtrain.launch.launch_local", lambda command, **said: launched(given, command, said))
     assert cli.main(["launch", str(script)]) == 0
     assert (given["workers"], given["gpus"]) == (2, ["2", "GPU-8a"])

@@ -16,16 +16,16 @@ import numpy as np
 import pytest
 
 from dtrain.base.clock import REAL
-from dtrain.cluster.proof import Handshake, ProofError, introduce
-from dtrain.cluster.secret import Secret
 from dtrain.collectives import connect
 from dtrain.collectives.calls import ALIGNMENT, Buffers, Calls, Parts
 from dtrain.collectives.sockets import Ring, SocketCalls
 from dtrain.collectives.transport import Facts
 from dtrain.collectives.transports import asked_for, choose, overlaps
+from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError, DataError, MPIError, PeerMismatchError, PeerMissingError
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.topology import Topology
+from dtrain.process_group.proof import Handshake, ProofError, introduce
+from dtrain.process_group.secret import Secret
 from given_clock import GivenClock
 from in_threads import SECONDS, start_in_threads
 from refusals import refused

@@ -12,7 +12,7 @@ from dtrain import cli
 from dtrain.cli import launch, train
 from dtrain.cli.parser import Parser
 from dtrain.cli.worker_counts import Workers
-from dtrain.cluster.gpu_shares import ALL
+from dtrain.environments.gpu_shares import ALL
 
 
 def parsed(command: Any, folder: Path, text: str, *typed: str) -> argparse.Namespace:

@@ -15,7 +15,6 @@ import psutil
 import pytest
 import zmq
 
-from dtrain.cluster.secret import Secret
 from dtrain.errors import ConfigurationError, PeerMismatchError, PortInUseError
 from dtrain.launch.hosts import control_plane
 from dtrain.launch.hosts.control_plane import LEASE, LOST, ControlClient, ControlServer, key_pair
@@ -33,6 +32,7 @@ from dtrain.launch.hosts.messages import (
     parse,
 )
 from dtrain.launch.ports import reserve_ports
+from dtrain.process_group.secret import Secret
 from given_clock import GivenClock
 from processes import wait_until
 

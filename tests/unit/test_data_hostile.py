@@ -23,9 +23,9 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 from dtrain.data import Cifar10, load_cifar10, load_imdb, tfrecord_files
 from dtrain.data.archives import by_number
+from dtrain.environments.topology import Topology
 from dtrain.errors import ClusterConfigError, DataError
 from dtrain.monitor.run_directory import RunDirectory, read_record
-from dtrain.topology import Topology
 
 FOLDER = "cifar-10-batches-py"
 RECORD = pickle.dumps({"data": np.zeros((1, 3072), np.uint8), "labels": [1]}, protocol=2)

@@ -15,13 +15,13 @@ import pytest
 
 from contract.harness import free_ports
 from dtrain.base.clock import REAL
-from dtrain.cluster.proof import introduce
-from dtrain.cluster.secret import Secret, job_secret
-from dtrain.cluster.sockets import split_address
+from dtrain.base.tcp import split_address
 from dtrain.diagnosis import checks, peer_checks
 from dtrain.diagnosis.check import CheckContext
 from dtrain.diagnosis.peer_probe import PeerProbe, PeerResult, SignedConnection, handshake_of_peer
-from dtrain.topology import Task, Topology
+from dtrain.environments.topology import Task, Topology
+from dtrain.process_group.proof import introduce
+from dtrain.process_group.secret import Secret, job_secret
 from given_clock import GivenClock
 
 SECRET = Secret(b"0123456789abcdef", "a test")

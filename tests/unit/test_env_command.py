@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from dtrain import cluster
-from dtrain.cluster.variables import HIDDEN, schedulers, shown_variables
+from dtrain import environments
 from dtrain.diagnosis import installation
+from dtrain.environments.shown_variables import HIDDEN, schedulers, shown_variables
 from engine_variables import RAY_ACTOR
 
 
@@ -78,7 +78,7 @@ def test_ray_is_named_where_it_runs_the_process(
     assert schedulers() == []
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert schedulers() == cluster.describe()["schedulers"] == ["Ray"]
+    assert schedulers() == environments.describe()["schedulers"] == ["Ray"]
     monkeypatch.setenv("RAY_AUTH_TOKEN", "word")
     # The variables of a submitted job's runtime environment, among them the user's secrets.
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", '{"runtime_env": {"env_vars": {"A": "word"}}}')

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtrain import cli
-from dtrain.cluster.gpu_shares import ALL, gpu_shares
+from dtrain.environments.gpu_shares import ALL, gpu_shares
 from dtrain.errors import ConfigurationError
 
 FOUR = ["0", "1", "GPU-8a", "3"]
@@ -70,7 +70,7 @@ def test_the_command_line(
         given.update(said)
         return 0
 
-    monkeypatch.setattr("dtrain.cluster.gpus.visible_gpus", lambda: FOUR)
+    monkeypatch.setattr("dtrain.environments.gpus.visible_gpus", lambda: FOUR)
     monkeypatch.setattr("dtrain.launch.launch_local", launched)
     place = ["--rendezvous", "localhost:4000"] if "--nnodes" in options else []
     assert cli.main(["launch", *options, *place, "-m", "this"]) == 0

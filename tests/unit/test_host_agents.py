@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from dtrain import cli
-from dtrain.cluster.secret import write_secret
+from dtrain.environments.topology import Task
 from dtrain.errors import ConfigurationError, PeerMismatchError, PeerMissingError
 from dtrain.launch.hosts import connection as connection_module
 from dtrain.launch.hosts.agent import Agent, Inbox, hello
@@ -44,8 +44,8 @@ from dtrain.launch.ports import reserve_ports
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec, Nodes, SSHHosts
 from dtrain.launch.task_handle import TaskCommand
+from dtrain.process_group.secret import write_secret
 from dtrain.task.task_messages import RemoveNote
-from dtrain.topology import Task
 from given_clock import GivenClock
 from in_threads import start_in_threads
 from processes import wait_until

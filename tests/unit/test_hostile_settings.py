@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 
 from dtrain import cli
-from dtrain.cluster import mpi, settings, slurm
-from dtrain.cluster.jobset import JobSet
-from dtrain.cluster.kubeflow import KubeflowTrainJob
-from dtrain.cluster.tf_config import TFConfig
-from dtrain.cluster.tpu_vm import TPUHosts
 from dtrain.data.archives import open_archive
 from dtrain.data.record_writers import write_tfrecords
 from dtrain.data.records import array_records, tfrecords
 from dtrain.data.synthetic import synthetic_values
 from dtrain.data.text_csv import load_text_csv
+from dtrain.environments import mpi_start, settings, slurm_step
+from dtrain.environments.jobset import JobSet
+from dtrain.environments.kubeflow import KubeflowTrainJob
+from dtrain.environments.tf_config import TFConfig
+from dtrain.environments.topology import MOST_TASKS, Topology
+from dtrain.environments.tpu_vm import TPUHosts
 from dtrain.errors import ClusterConfigError, ConfigurationError, DtrainError
 from dtrain.launch.hosts.host_list import parse_hosts, read_hostfile
 from dtrain.launch.spec import JobSpec
-from dtrain.topology import MOST_TASKS, Topology
 from hostile_files import is_untouched, put, victim
 
 DIGITS = "9" * 5000
@@ -55,7 +55,7 @@ def is_short(error: DtrainError) -> bool:
 )
 def test_lists_of_slurms_hosts(text: str) -> None:
     with pytest.raises(ClusterConfigError) as caught:
-        slurm.expand_hosts(text)
+        slurm_step.expand_hosts(text)
     assert is_short(caught.value)
 
 
@@ -64,7 +64,7 @@ def test_lists_of_slurms_hosts(text: str) -> None:
 )
 def test_lists_of_slurms_tasks(text: str) -> None:
     with pytest.raises(ClusterConfigError) as caught:
-        slurm.expand_counts(text)
+        slurm_step.expand_counts(text)
     assert is_short(caught.value)
 
 
@@ -74,20 +74,20 @@ def step(**variables: str) -> dict[str, str]:
 
 
 def test_slurms_steps() -> None:
-    assert slurm.read_step(step()).hosts == ["n1", "n1", "n2", "n2"]
+    assert slurm_step.read_step(step()).hosts == ["n1", "n1", "n2", "n2"]
     with pytest.raises(ClusterConfigError, match="SLURM_HET_SIZE is 99999999999"):
-        slurm.read_step(step(HET_SIZE="9" * 11))
+        slurm_step.read_step(step(HET_SIZE="9" * 11))
     with pytest.raises(ClusterConfigError, match="999999 tasks"):
-        slurm.read_step(step(STEP_NUM_TASKS="999999", STEP_NODELIST="n1", STEP_TASKS_PER_NODE="999999"))
+        slurm_step.read_step(step(STEP_NUM_TASKS="999999", STEP_NODELIST="n1", STEP_TASKS_PER_NODE="999999"))
     for variables in ({"HET_SIZE": DIGITS}, {"JOB_ID": DIGITS}, {"DIST_PLANESIZE": DIGITS}):
-        assert len(slurm.read_step(step(**variables)).hosts) == 4
+        assert len(slurm_step.read_step(step(**variables)).hosts) == 4
     # One node has nearly all tasks: the others must not be visited for each of them.
     many = {
         "STEP_NUM_TASKS": "100000",
         "STEP_NODELIST": "n[1-50000]",
         "STEP_TASKS_PER_NODE": "50001,1(x49999)",
     }
-    assert slurm.read_step(step(**many, DISTRIBUTION="cyclic")).hosts[-1] == "n1"
+    assert slurm_step.read_step(step(**many, DISTRIBUTION="cyclic")).hosts[-1] == "n1"
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_variables_of_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
         settings.devices_per_worker()
     assert is_short(caught.value)
     for size in (DIGITS, "999999999", "²"):
-        assert mpi.start_in({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": size}) is None
+        assert mpi_start.start_in({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": size}) is None
 
 
 @pytest.mark.parametrize("kind", ["fifo", "socket", "zeros", "directory"])

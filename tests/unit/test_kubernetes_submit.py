@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dtrain.cli import main
-from dtrain.cluster.secret import read_secret
+from dtrain.process_group.secret import read_secret
 
 yaml = pytest.importorskip("yaml")
 

@@ -6,14 +6,14 @@ import os
 
 import pytest
 
-from dtrain import cluster
-from dtrain.cluster import mpi
-from dtrain.cluster.environments import ENVIRONMENTS
-from dtrain.cluster.variables import schedulers
+from dtrain import environments
+from dtrain.environments import mpi_start
+from dtrain.environments.detected_job import ENVIRONMENTS
+from dtrain.environments.shown_variables import schedulers
+from dtrain.environments.topology import Topology
 from dtrain.errors import MPIError
 from dtrain.launch.environment import task_environment
 from dtrain.launch.mpi_starter import Starter
-from dtrain.topology import Topology
 from engine_variables import OPEN_MPI_RANK
 from refusals import refused
 
@@ -23,7 +23,7 @@ STEP = {"SLURM_PROCID": "2", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "3"}
 
 @pytest.fixture(autouse=True)
 def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in {*os.environ} - {*mpi.MPIStart().without(os.environ)}:
+    for name in {*os.environ} - {*mpi_start.MPIStart().without(os.environ)}:
         monkeypatch.delenv(name)
     for name in ("DTRAIN_MPI", "TF_CONFIG"):
         monkeypatch.delenv(name, raising=False)
@@ -44,7 +44,7 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_rank_and_size(env: dict[str, str], found: tuple[int, int] | None) -> None:
-    assert mpi.start_in(env) == found
+    assert mpi_start.start_in(env) == found
 
 
 @pytest.mark.parametrize(
@@ -59,32 +59,32 @@ def test_rank_and_size(env: dict[str, str], found: tuple[int, int] | None) -> No
 def test_kind(monkeypatch: pytest.MonkeyPatch, env: dict[str, str], kind: str | None) -> None:
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert mpi.kind() == kind
+    assert mpi_start.kind() == kind
 
 
 def test_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (mpi.started_by_mpi(), mpi.rank(), mpi.size()) == (False, 0, 1)
-    assert not mpi.MPIStart().detected() and cluster.current() is None
+    assert (mpi_start.started_by_mpi(), mpi_start.rank(), mpi_start.size()) == (False, 0, 1)
+    assert not mpi_start.MPIStart().detected() and environments.current() is None
     for name, value in OPEN_MPI.items():
         monkeypatch.setenv(name, value)
-    assert (mpi.started_by_mpi(), mpi.rank(), mpi.size()) == (True, 1, 4)
+    assert (mpi_start.started_by_mpi(), mpi_start.rank(), mpi_start.size()) == (True, 1, 4)
     monkeypatch.setenv("DTRAIN_MPI", "0")
-    assert (mpi.started_by_mpi(), mpi.rank(), mpi.size()) == (False, 0, 1)
-    assert cluster.current() is None
+    assert (mpi_start.started_by_mpi(), mpi_start.rank(), mpi_start.size()) == (False, 0, 1)
+    assert environments.current() is None
 
 
 def test_where_the_job_was_found_and_the_rule_if_there_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Topology({"worker": tuple(f"127.0.0.1:{port}" for port in range(1, 5))}, "worker", 1)
-    assert cluster.origin() == cluster.how_to_disable() == "" and cluster.known_to_tensorflow()
+    assert environments.origin() == environments.how_to_disable() == "" and environments.known_to_tensorflow()
     for name, value in OPEN_MPI.items():
         monkeypatch.setenv(name, value)
-    assert (cluster.origin(), cluster.how_to_disable()) == ("an MPI start", "set DTRAIN_MPI=0")
-    assert not cluster.known_to_tensorflow()
+    assert (environments.origin(), environments.how_to_disable()) == ("an MPI start", "set DTRAIN_MPI=0")
+    assert not environments.known_to_tensorflow()
     monkeypatch.setenv("TF_CONFIG", job.to_tf_config())
-    assert cluster.origin() == "TF_CONFIG, which precedes an MPI start,"
-    assert cluster.how_to_disable() == "unset TF_CONFIG" and cluster.known_to_tensorflow()
-    assert cluster.current() == job, "TF_CONFIG comes first, and nobody has to talk"
-    assert cluster.describe() == {
+    assert environments.origin() == "TF_CONFIG, which precedes an MPI start,"
+    assert environments.how_to_disable() == "unset TF_CONFIG" and environments.known_to_tensorflow()
+    assert environments.current() == job, "TF_CONFIG comes first, and nobody has to talk"
+    assert environments.describe() == {
         "environment": "tf_config",
         "also_found": ["mpi"],
         "precedence": [*ENVIRONMENTS],
@@ -97,7 +97,7 @@ def test_where_the_job_was_found_and_the_rule_if_there_are_two(monkeypatch: pyte
 
 def test_no_world_without_a_start() -> None:
     with refused(MPIError, "no MPI starter", "dtrain launch --mpi"):
-        mpi.world()
+        mpi_start.world()
 
 
 def test_no_world_of_another_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_no_world_of_another_size(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TF_CONFIG", Topology({"worker": ("a:1", "b:1")}, "worker", 0).to_tf_config())
     with refused(MPIError, "TF_CONFIG", "job of 2", "worker 0", "4 ranks"):
-        mpi.world()
+        mpi_start.world()
 
 
 def test_no_world_without_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,21 +113,21 @@ def test_no_world_without_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     monkeypatch.setitem(__import__("sys").modules, "mpi4py", None)
     with refused(MPIError, "mpi4py", "pip install 'dtrain[mpi]'", "DTRAIN_MPI=0"):
-        mpi.world()
+        mpi_start.world()
 
 
 def test_a_step_that_srun_started_for_mpi_is_slurms_without_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**STEP, "PMIX_RANK": "2"}.items():
         monkeypatch.setenv(name, value)
-    assert (mpi.kind(), mpi.rank(), mpi.size()) == ("PMIx", 2, 3)
+    assert (mpi_start.kind(), mpi_start.rank(), mpi_start.size()) == ("PMIx", 2, 3)
     monkeypatch.setitem(__import__("sys").modules, "mpi4py", None)
-    assert (mpi.kind(), mpi.started_by_mpi(), mpi.size()) == (None, False, 1)
+    assert (mpi_start.kind(), mpi_start.started_by_mpi(), mpi_start.size()) == (None, False, 1)
     monkeypatch.setenv("DTRAIN_SLURM", "0")
-    assert mpi.kind() == "PMIx", "nothing else describes the job"
+    assert mpi_start.kind() == "PMIx", "nothing else describes the job"
     monkeypatch.delenv("DTRAIN_SLURM")
     for name, value in OPEN_MPI.items():
         monkeypatch.setenv(name, value)
-    assert mpi.kind() == "Open MPI", "mpirun in an allocation"
+    assert mpi_start.kind() == "Open MPI", "mpirun in an allocation"
 
 
 def test_the_tasks_of_a_rank_are_not_that_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +135,7 @@ def test_the_tasks_of_a_rank_are_not_that_rank(monkeypatch: pytest.MonkeyPatch) 
     for name, value in {**OPEN_MPI, **users, "PMIX_SERVER_URI4": "a", "PMI_FD": "3"}.items():
         monkeypatch.setenv(name, value)
     env = task_environment(None, None, None)
-    assert mpi.start_in(env) is None
+    assert mpi_start.start_in(env) is None
     assert {name: env.get(name) for name in users} == users
     assert not any(name.startswith(("PMIX_S", "PMI_", "OMPI_COMM")) for name in env)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dtrain.cluster.peers import Peers
 from dtrain.errors import OperationMismatchError, PeerMissingError
+from dtrain.process_group.peers import Peers
 from in_threads import SECONDS, start_in_threads
 from peer_jobs import PeerJob
 from processes import wait_until

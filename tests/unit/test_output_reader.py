@@ -9,8 +9,8 @@ import selectors
 
 import pytest
 
+from dtrain.environments.topology import Task
 from dtrain.launch.output import Console, OutputReader
-from dtrain.topology import Task
 
 
 class _AfterAStop(selectors.DefaultSelector):

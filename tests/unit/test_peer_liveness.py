@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dtrain.cluster.peer_liveness import CHECK_INTERVAL, PeerLiveness
+from dtrain.process_group.peer_liveness import CHECK_INTERVAL, PeerLiveness
 from given_clock import GivenClock
 
 ELSEWHERE, RUNS, STOPPED = None, True, False

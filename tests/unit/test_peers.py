@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from dtrain.cluster import peer_connections, peer_link, peers
-from dtrain.cluster.peer_link import PeerLink
-from dtrain.cluster.peers import Peers
-from dtrain.cluster.rendezvous_lines import Connection
+from dtrain.environments.topology import Topology
 from dtrain.errors import AuthenticationError, PeerMissingError
-from dtrain.topology import Topology
+from dtrain.process_group import peer_connections, peer_link, peers
+from dtrain.process_group.peer_link import PeerLink
+from dtrain.process_group.peers import Peers
+from dtrain.process_group.rendezvous_lines import Connection
 from given_clock import GivenClock
 from in_threads import SECONDS, start_in_threads
 from peer_jobs import PeerJob

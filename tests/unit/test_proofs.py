@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from dtrain.base.clock import REAL, Clock
-from dtrain.cluster.acceptor import Acceptor
-from dtrain.cluster.proof import ConnectionEnd, Handshake, ProofError, Signer, introduce, proof
-from dtrain.cluster.secret import Secret
+from dtrain.process_group.acceptor import Acceptor
+from dtrain.process_group.proof import ConnectionEnd, Handshake, ProofError, Signer, introduce, proof
+from dtrain.process_group.secret import Secret
 from given_clock import GivenClock
 from processes import wait_until
 

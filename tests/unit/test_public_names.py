@@ -18,17 +18,17 @@ from dtrain.task import channel
 
 SOURCE = Path(dtrain.__file__).parent
 
-# A line may import only the lines above it. `job` joins `cluster` with the workers' talk, and is what
+# A line may import only the lines above it. `job` joins `environments` with the workers' talk, and is what
 # everything above the engine asks who it is.
 ORDER = (
     "errors",
     "base",
     "telemetry",
-    "topology",
     "upstream",
     "partition",
-    "cluster",
+    "environments",
     "task",
+    "process_group",
     "launch",
     "sharding example_order",
     "keras_engine",

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 
 from dtrain.base.clock import REAL
-from dtrain.cluster import serving
-from dtrain.cluster.control import Control
-from dtrain.cluster.logged_wait import LoggedWait
-from dtrain.cluster.proof import ProofError, introduce
-from dtrain.cluster.rendezvous import hold_port, run_rendezvous
-from dtrain.cluster.rendezvous_lines import PROTOCOL, Lines, handshake_with_first
-from dtrain.cluster.secret import Secret
-from dtrain.cluster.sockets import accept, answers_at
+from dtrain.base.tcp import accept, answers_at
+from dtrain.environments.topology import Topology
 from dtrain.errors import PeerMismatchError, PeerMissingError, PortInUseError
 from dtrain.launch.ports import reserve_ports
-from dtrain.topology import Topology
+from dtrain.process_group import serving
+from dtrain.process_group.control import Control
+from dtrain.process_group.logged_wait import LoggedWait
+from dtrain.process_group.proof import ProofError, introduce
+from dtrain.process_group.rendezvous import hold_port, run_rendezvous
+from dtrain.process_group.rendezvous_lines import PROTOCOL, Lines, handshake_with_first
+from dtrain.process_group.secret import Secret
 from given_clock import GivenClock
 from processes import wait_until
 from refusals import refused

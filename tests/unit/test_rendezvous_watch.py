@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dtrain.environments.topology import Task
 from dtrain.launch.rendezvous_watch import RendezvousWatch
 from dtrain.task.task_messages import RendezvousNote
-from dtrain.topology import Task
 from given_clock import GivenClock
 
 WORKERS = [Task("worker", 0), Task("worker", 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dtrain.environments.topology import Task, Topology
 from dtrain.launch.attempt import JobRecord
 from dtrain.launch.connections import Connections
 from dtrain.launch.membership import Membership
@@ -14,7 +15,6 @@ from dtrain.launch.reports import describe_exit, exit_status
 from dtrain.launch.restart_rules import Budget, Failure, RestartRules
 from dtrain.launch.spec import JobSpec
 from dtrain.task.task_messages import Progress
-from dtrain.topology import Task, Topology
 from given_clock import GivenClock
 
 CHIEF, WORKER, PS = Task("chief", 0), Task("worker", 1), Task("ps", 0)

@@ -20,15 +20,22 @@ import numpy as np
 import pytest
 
 from dtrain.checkpoint.coordinator import SaveProposal
-from dtrain.cluster import secret as secrets
-from dtrain.cluster.secret import Secret, job_secret, on_loopback, read_secret, user_folder, write_secret
 from dtrain.collectives.transport import Facts
+from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine import peer_exchange
 from dtrain.launch import rank_placeholder
 from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.session import Session
-from dtrain.topology import Topology
+from dtrain.process_group import secret as secrets
+from dtrain.process_group.secret import (
+    Secret,
+    job_secret,
+    on_loopback,
+    read_secret,
+    user_folder,
+    write_secret,
+)
 from processes import wait_until
 from refusals import refused
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.cluster import settings
+from dtrain.environments import settings
 from dtrain.errors import ConfigurationError
 from refusals import refused
 

@@ -9,8 +9,8 @@ import signal
 
 import pytest
 
+from dtrain.environments.topology import Task
 from dtrain.task.task_messages import Request
-from dtrain.topology import Task
 from simulated_jobs import FOR_EVER, SimulatedJob, SimulatedTask, Steps, saves
 
 INT, KILL, TERM, USR1 = signal.SIGINT, signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1

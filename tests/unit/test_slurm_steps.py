@@ -12,12 +12,12 @@ import pytest
 
 from dtrain.cli import main
 from dtrain.cli.slurm_nodes import from_slurm
-from dtrain.cluster import cores, settings, slurm
-from dtrain.cluster.secret import job_secret
+from dtrain.environments import cores, settings, slurm_step
+from dtrain.environments.topology import Topology
 from dtrain.errors import ClusterConfigError, ConfigurationError
+from dtrain.process_group.secret import job_secret
 from dtrain.submit.slurm import SlurmOptions, batch_script
 from dtrain.submit.target import JobRequest
-from dtrain.topology import Topology
 from engine_variables import SLURM_NO_STEP, SLURM_STEPS
 from refusals import refused
 
@@ -43,7 +43,7 @@ def enter(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
     ],
 )
 def test_a_list_of_hosts_is_expanded(text: str, hosts: list[str]) -> None:
-    assert slurm.expand_hosts(text) == hosts
+    assert slurm_step.expand_hosts(text) == hosts
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def test_a_list_of_hosts_is_expanded(text: str, hosts: list[str]) -> None:
 )
 def test_a_malformed_list_of_hosts_is_a_typed_error(text: str) -> None:
     with refused(ClusterConfigError, "Slurm's variables of this task cannot be used"):
-        slurm.expand_hosts(text)
+        slurm_step.expand_hosts(text)
 
 
 def test_counts_are_expanded() -> None:
-    assert slurm.expand_counts("2(x3),1") == [2, 2, 2, 1]
+    assert slurm_step.expand_counts("2(x3),1") == [2, 2, 2, 1]
     for text in ("", "2(x", "two", "1,,2", "-1"):
         with refused(ClusterConfigError, "not a list of counts"):
-            slurm.expand_counts(text)
+            slurm_step.expand_counts(text)
 
 
 @pytest.mark.parametrize(
@@ -75,15 +75,15 @@ def test_counts_are_expanded() -> None:
     ],
 )
 def test_recorded_variables_give_the_step(command: str, hosts: Sequence[str]) -> None:
-    step = slurm.read_step(SLURM_STEPS[command])
+    step = slurm_step.read_step(SLURM_STEPS[command])
     assert (step.rank, step.addresses) == (len(hosts) - 1, tuple(hosts))
 
 
 @pytest.mark.parametrize("command", SLURM_NO_STEP)
 def test_recorded_variables_of_one_process_are_no_job(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     enter(monkeypatch, SLURM_NO_STEP[command])
-    assert not slurm.SlurmStep().detected()
-    assert slurm.launchers() is None
+    assert not slurm_step.SlurmStep().detected()
+    assert slurm_step.launchers() is None
 
 
 @pytest.mark.parametrize(
@@ -98,19 +98,23 @@ def test_recorded_variables_of_one_process_are_no_job(command: str, monkeypatch:
 )
 def test_what_contradicts_itself_is_a_typed_error(changed: dict[str, str], named: str) -> None:
     with refused(ClusterConfigError, named):
-        slurm.read_step(SLURM_STEPS["srun -N2 -n3"] | changed)
+        slurm_step.read_step(SLURM_STEPS["srun -N2 -n3"] | changed)
 
 
 def test_ports_are_the_users_or_reserved_or_the_jobs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     step = SLURM_STEPS["srun -N2 -n3"]
     reserved = step | {"SLURM_STEP_RESV_PORTS": "12000-12001"}
-    assert slurm.read_step(reserved).first_port == 12000
-    assert slurm.read_step(step | {"SLURM_STEP_RESV_PORTS": "12000-12000"}).first_port == 10200  # too few
-    assert slurm.read_step(step | {"SLURM_STEP_ID": "1"}).first_port == 10207
-    found = {slurm.read_step(step | {"SLURM_JOB_ID": f"{job}"}).first_port for job in range(900_000, 900_200)}
+    assert slurm_step.read_step(reserved).first_port == 12000
+    assert (
+        slurm_step.read_step(step | {"SLURM_STEP_RESV_PORTS": "12000-12000"}).first_port == 10200
+    )  # too few
+    assert slurm_step.read_step(step | {"SLURM_STEP_ID": "1"}).first_port == 10207
+    found = {
+        slurm_step.read_step(step | {"SLURM_JOB_ID": f"{job}"}).first_port for job in range(900_000, 900_200)
+    }
     assert len(found) == 200 and all(10_000 <= port < 32_000 for port in found)
     monkeypatch.setenv("DTRAIN_PORT", "29400")
-    assert slurm.read_step(reserved).first_port == 29400
+    assert slurm_step.read_step(reserved).first_port == 29400
     monkeypatch.setenv("DTRAIN_PORT", "0")
     with refused(ConfigurationError, "DTRAIN_PORT", "'0'"):
         settings.first_port()
@@ -160,7 +164,7 @@ def options_of(*words: str) -> argparse.Namespace:
 def test_launchers_of_a_step_get_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
     assert from_slurm(options_of()) == {}
     enter(monkeypatch, SLURM_STEPS["srun -N2 -n3"])
-    monkeypatch.setattr(slurm, "_check_name", lambda host: None)
+    monkeypatch.setattr(slurm_step, "_check_name", lambda host: None)
     place = {"nnodes": 3, "node_rank": 2, "rendezvous": "host1:10200"}
     assert from_slurm(options_of()) == place
     assert from_slurm(options_of("--nproc-per-node", "2")) == place
@@ -176,7 +180,7 @@ def test_launchers_of_a_step_get_their_places(monkeypatch: pytest.MonkeyPatch) -
 
 def test_launchers_that_see_the_same_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     enter(monkeypatch, SLURM_STEPS["salloc -N2 -n4 -c2 srun"])
-    monkeypatch.setattr(slurm, "_check_name", lambda host: None)
+    monkeypatch.setattr(slurm_step, "_check_name", lambda host: None)
     monkeypatch.setattr("dtrain.cli.slurm_nodes.visible_gpus", lambda: ["0", "1"])
     with refused(ConfigurationError, "see the same GPUs", "--gpus-per-task=1"):
         from_slurm(options_of())
@@ -186,8 +190,8 @@ def test_launchers_that_see_the_same_gpus_are_refused(monkeypatch: pytest.Monkey
 
 def test_a_new_job_gets_no_variables_of_the_job_that_submits_it() -> None:
     kept = {"PATH": "/bin", "SLURM_CONF": "/etc/slurm.conf"}
-    assert slurm.outside_job(kept | SLURM_STEPS["srun -N2 -n3"]) == kept
-    assert slurm.outside_job(kept | {"SLURM_TIME_FORMAT": "%s"}) == kept | {"SLURM_TIME_FORMAT": "%s"}
+    assert slurm_step.outside_job(kept | SLURM_STEPS["srun -N2 -n3"]) == kept
+    assert slurm_step.outside_job(kept | {"SLURM_TIME_FORMAT": "%s"}) == kept | {"SLURM_TIME_FORMAT": "%s"}
 
 
 def script(workers: int | None = None, command: Sequence[str] = ("train.py",), **options: object) -> str:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from dtrain.base import safe_files
+from dtrain.environments.topology import Task
 from dtrain.errors import ConfigurationError
 from dtrain.launch import task_logs
 from dtrain.launch.task_logs import TaskLogs
-from dtrain.topology import Task
 from hostile_files import is_untouched, victim
 from processes import wait_until
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 import dtrain
-from dtrain import cluster
-from dtrain.cluster.sockets import split_address
+from dtrain import environments
+from dtrain.base.tcp import split_address
+from dtrain.environments import settings
+from dtrain.environments.topology import Task, Topology
 from dtrain.errors import ClusterConfigError, ConfigurationError
-from dtrain.topology import Task, Topology
 from refusals import refused
 
 TWO = {"worker": ["a:1", "b:2"]}
@@ -219,34 +220,34 @@ def test_split_address(address: str, parts: tuple[str, int]) -> None:
 
 def test_current_reads_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    assert cluster.current() is None
+    assert environments.current() is None
     monkeypatch.setenv("TF_CONFIG", config(TWO, index=1))
-    topology = cluster.current()
+    topology = environments.current()
     assert topology is not None and topology.rank == 1
 
 
 def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DTRAIN_LAUNCHED", "DTRAIN_PEER_TIMEOUT", "DTRAIN_DEVICES_PER_WORKER"):
         monkeypatch.delenv(name, raising=False)
-    assert cluster.settings.peer_timeout() == 300
-    assert cluster.settings.devices_per_worker() is None
+    assert settings.peer_timeout() == 300
+    assert settings.devices_per_worker() is None
     monkeypatch.setenv("DTRAIN_LAUNCHED", "1")
-    assert cluster.settings.peer_timeout() == 120
+    assert settings.peer_timeout() == 120
     monkeypatch.setenv("DTRAIN_PEER_TIMEOUT", "2.5")
     monkeypatch.setenv("DTRAIN_DEVICES_PER_WORKER", "2")
-    assert cluster.settings.peer_timeout() == 2.5
-    assert cluster.settings.devices_per_worker() == 2
+    assert settings.peer_timeout() == 2.5
+    assert settings.devices_per_worker() == 2
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "nan", "inf"])
 def test_bad_peer_timeout(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("DTRAIN_PEER_TIMEOUT", text)
     with refused(ConfigurationError, "DTRAIN_PEER_TIMEOUT", f"'{text}'"):
-        cluster.settings.peer_timeout()
+        settings.peer_timeout()
 
 
 @pytest.mark.parametrize("text", ["two", "0", "-1", "1.5"])
 def test_bad_devices_per_worker(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("DTRAIN_DEVICES_PER_WORKER", text)
     with refused(ConfigurationError, "DTRAIN_DEVICES_PER_WORKER", f"'{text}'"):
-        cluster.settings.devices_per_worker()
+        settings.devices_per_worker()

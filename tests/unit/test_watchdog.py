@@ -11,10 +11,10 @@ from types import MappingProxyType
 
 import pytest
 
+from dtrain.environments.topology import Task
 from dtrain.launch.local_process import is_stopped
 from dtrain.launch.watchdog import Diagnosis, Watchdog
 from dtrain.task.task_messages import Progress
-from dtrain.topology import Task
 from given_clock import GivenClock
 from processes import wait_until
 

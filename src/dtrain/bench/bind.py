@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from dtrain.cluster import current
+from dtrain.environments import current
 
 
 def bind(binding: str) -> None:

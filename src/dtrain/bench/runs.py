@@ -14,12 +14,12 @@ from typing import NamedTuple, TextIO
 
 from dtrain.bench.background_load import BackgroundLoad
 from dtrain.bench.plan import BenchOptions, Row
+from dtrain.environments.topology import Task
 from dtrain.launch.environment import measured_environment
 from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.processes import Job, TaskCommand
 from dtrain.launch.reports import describe_exit
 from dtrain.launch.session import Session
-from dtrain.topology import Task
 
 
 class StoppedError(Exception):

@@ -19,8 +19,8 @@ from dtrain.checkpoint.layout import HINT
 from dtrain.checkpoint.stored import StoredCheckpoint, committed, read_share
 from dtrain.checkpoint.tensor_file import is_count
 from dtrain.checkpoint.variables import AGGREGATIONS, Entry, TrainingVariables
-from dtrain.cluster import settings
 from dtrain.data.unpickling import dump_arrays, load_arrays
+from dtrain.environments import settings
 from dtrain.errors import CheckpointError
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout

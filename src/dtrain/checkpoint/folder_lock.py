@@ -27,7 +27,7 @@ from dtrain.checkpoint.group import Group
 from dtrain.checkpoint.pauses import pause_watch
 from dtrain.checkpoint.storages import storage_of
 from dtrain.checkpoint.tensor_file import is_count
-from dtrain.cluster import settings
+from dtrain.environments import settings
 from dtrain.errors import CheckpointError, UnsafeFileError
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout

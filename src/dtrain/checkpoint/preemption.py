@@ -14,7 +14,7 @@ from typing import Any
 
 from dtrain.base.clock import REAL, Clock
 from dtrain.base.log import logger
-from dtrain.cluster import settings
+from dtrain.environments import settings
 from dtrain.upstream import processes
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)

@@ -23,7 +23,7 @@ from dtrain.checkpoint.restoration import Moment, NewTraining, Restoration, is_s
 from dtrain.checkpoint.store import Written
 from dtrain.checkpoint.stored import remove_all
 from dtrain.checkpoint.variables import TrainingVariables
-from dtrain.cluster import settings
+from dtrain.environments import settings
 from dtrain.errors import RunAgain
 from dtrain.keras_engine.build import build
 from dtrain.keras_engine.peer_exchange import exchange

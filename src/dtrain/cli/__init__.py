@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from dtrain.cli.parser import Parser
-from dtrain.cluster import control, mpi, settings
+from dtrain.environments import mpi_start, settings
 from dtrain.errors import DtrainError, known_are
+from dtrain.process_group import control
 
 COMMANDS = {
     "launch": "dtrain.cli.launch",
@@ -68,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run_top(arguments)
     except DtrainError as error:
         control.note_failure(error.message)  # if this process is a chief, its servers must end as failed too
-        mpi.note_failure()
+        mpi_start.note_failure()
         sys.stdout.flush()
         print(f"dtrain: error: {error}", file=sys.stderr)
         return 2

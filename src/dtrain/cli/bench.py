@@ -51,14 +51,14 @@ def run(args: argparse.Namespace) -> int:
             directory cannot be written to any more.
         UnsupportedVersionError: TensorFlow cannot be imported.
     """
-    from dtrain import cluster
+    from dtrain import environments
     from dtrain.bench import output
     from dtrain.bench.plan import BenchOptions, rows_of
     from dtrain.bench.results import Results, RowResult
     from dtrain.strategies.machine import examine_machine
 
     asked = BenchOptions(**given_options(args, own_fields(BenchOptions)))
-    if (topology := cluster.current()) is not None:
+    if (topology := environments.current()) is not None:
         raise ConfigurationError(
             f"This process is {topology.task} of a job, but a bench starts jobs of its own.",
             hint="Run it by itself, without TF_CONFIG and outside of mpirun.",

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         ConfigurationError: an argument cannot be used, or the files cannot be written.
         UnsupportedVersionError: TensorFlow cannot be imported.
     """
-    from dtrain import cluster
+    from dtrain import environments
     from dtrain.conformance.corpus import chosen
     from dtrain.conformance.layouts import DTRAIN, SIDES
     from dtrain.conformance.page import summary_table
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         for each in programs:
             print(f"{each.name:34} {each.says}")
         return 0
-    if (topology := cluster.current()) is not None:
+    if (topology := environments.current()) is not None:
         raise ConfigurationError(
             f"This process is {topology.task} of a job, but this command starts jobs of its own.",
             hint="Run it by itself, without TF_CONFIG and outside of mpirun.",

@@ -30,7 +30,7 @@ from dtrain.cli.config_file import add_config_argument
 from dtrain.cli.ray_options import add_ray_arguments, ray_cluster
 from dtrain.cli.slurm_nodes import from_slurm
 from dtrain.cli.worker_counts import DEFAULT_WORKERS, Workers
-from dtrain.cluster.gpu_shares import gpu_shares
+from dtrain.environments.gpu_shares import gpu_shares
 from dtrain.errors import ConfigurationError
 
 HELP = "run a script in several processes, on this machine or on several"
@@ -304,7 +304,7 @@ def _launch_node(command: list[str], args: argparse.Namespace, options: dict[str
     Raises:
         ConfigurationError: an option of several machines is missing, or excludes another one.
     """
-    from dtrain.cluster.gpus import visible_gpus
+    from dtrain.environments.gpus import visible_gpus
     from dtrain.launch.spec import Nodes
 
     written = given_options(args, own_fields(NodeOptions))

@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from dtrain.cluster import slurm
-from dtrain.cluster.cores import limit_threads
-from dtrain.cluster.gpus import visible_gpus
+from dtrain.environments import slurm_step
+from dtrain.environments.cores import limit_threads
+from dtrain.environments.gpus import visible_gpus
 from dtrain.errors import ConfigurationError
 
 _ASKED = ("nnodes", "node_rank", "rendezvous")
@@ -31,7 +31,7 @@ def from_slurm(args: argparse.Namespace) -> dict[str, Any]:
         ConfigurationError: an option is for one machine; or several launchers of a host see the same GPUs.
     """
     limit_threads()
-    step = slurm.launchers()
+    step = slurm_step.launchers()
     if step is None or all(hasattr(args, name) for name in _ASKED):
         return {}
     started = f"srun has started {len(step.hosts)} launchers, which make one job"
@@ -50,7 +50,7 @@ def from_slurm(args: argparse.Namespace) -> dict[str, Any]:
         "node_rank": step.rank,
         "rendezvous": step.addresses[0],
     }
-    if slurm.shares_host(step) and visible_gpus() and not slurm.divides_gpus():
+    if slurm_step.shares_host(step) and visible_gpus() and not slurm_step.divides_gpus():
         raise ConfigurationError(
             f"{started}, and those of one host see the same GPUs.",
             hint="Start one launcher on each host (srun --ntasks-per-node=1), which runs a worker for each "

@@ -11,15 +11,16 @@ import sys
 from dataclasses import Field
 from typing import Any
 
-from dtrain import cluster, job
+from dtrain import environments, job
 from dtrain.base.option_fields import declare, flag, help_of, own_fields, positive_integer
 from dtrain.cli.launch import add_job_arguments, job_options, launch, note_placement
 from dtrain.cli.worker_counts import Workers
+from dtrain.environments import settings
+from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError
 from dtrain.recipes import RECIPES, RecipeOptions, check_recipe, load_recipe
 from dtrain.recipes.catalogue import options_of_single_recipes
 from dtrain.strategies.registry import AUTO, resolve_name, spanning
-from dtrain.topology import Topology
 from dtrain.upstream import noise
 
 HELP = "train a built-in recipe"
@@ -92,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     note_placement(args)
     options = _options(args.recipe, args)
     strategy = resolve_name(options.strategy)
-    topology = cluster.current()
+    topology = environments.current()
     _check_servers(strategy, args)
     if topology is None:
         options.check_run_dir()
@@ -158,7 +159,7 @@ def _check_cluster(topology: Topology, args: argparse.Namespace) -> None:
     """Check that the arguments fit the job that this process is already part of."""
     coordinated = topology.is_coordinated
     there = len(topology.jobs.get("worker", ())) if coordinated else topology.world_size
-    found, leave = cluster.origin(), cluster.how_to_disable()
+    found, leave = environments.origin(), environments.how_to_disable()
     unset = f", or {leave}" if leave else ""
     if args.workers is not None and not args.workers.fewest <= there <= args.workers.most:
         raise ConfigurationError(
@@ -199,7 +200,7 @@ def _set_devices(strategy: str, asked: int | None) -> None:
             f"--devices is {asked}, but the strategy {strategy!r} trains on one device.",
             hint=f"Use --strategy {' or '.join(_SEVERAL_DEVICES)}.",
         )
-    if asked is None and cluster.settings.devices_per_worker() is None and strategy in _SEVERAL_DEVICES:
+    if asked is None and settings.devices_per_worker() is None and strategy in _SEVERAL_DEVICES:
         asked = _DEFAULT_DEVICES
     if asked is not None:
         os.environ["DTRAIN_DEVICES_PER_WORKER"] = str(asked)

@@ -10,8 +10,8 @@ import sys
 from typing import NamedTuple
 
 from dtrain.base.option_fields import count, positive_integer, seconds
-from dtrain.cluster.gpu_shares import ALL, gpu_shares
-from dtrain.topology import MOST_TASKS
+from dtrain.environments.gpu_shares import ALL, gpu_shares
+from dtrain.environments.topology import MOST_TASKS
 
 DEFAULT_WORKERS = 2
 
@@ -76,7 +76,7 @@ def local_workers(asked: Workers | None, each: int | None, *, servers: bool) -> 
         each: the GPUs for each worker, as for `gpu_shares`.
         servers: whether the job has parameter servers, whose workers get no GPU of their own.
     """
-    from dtrain.cluster.gpus import visible_gpus
+    from dtrain.environments.gpus import visible_gpus
 
     gpus = [] if servers else visible_gpus()
     if asked is not None:

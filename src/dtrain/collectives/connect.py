@@ -1,8 +1,8 @@
 """Connects every two workers of a job by a socket, for `sockets`.
 
-Workers exchange addresses over the connections of their rendezvous (`cluster/peers.py`). A connection is used
-only after both ends have proved that they know a secret derived from the job's secret.
-No values are sent here.
+Workers exchange addresses over the connections of their rendezvous (`process_group/peers.py`). A connection
+is used only after both ends have proved that they know a secret derived from the job's secret. No values are
+sent here.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from dtrain.base.clock import REAL, Clock, Deadline
-from dtrain.cluster import peers
-from dtrain.cluster.acceptor import Acceptor
-from dtrain.cluster.proof import Handshake, introduce
-from dtrain.cluster.secret import SIZE, Secret
-from dtrain.cluster.sockets import connect_to, listen_at
+from dtrain.base.tcp import connect_to, listen_at
 from dtrain.errors import DtrainError, PeerMissingError
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.process_group import peers
+from dtrain.process_group.acceptor import Acceptor
+from dtrain.process_group.proof import Handshake, introduce
+from dtrain.process_group.secret import SIZE, Secret
 
 _PURPOSE = "reduce"
 # Seconds in which a worker that lives must be reached. One that is only slow answers later than usual, while

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from dtrain.cluster import mpi, peers
 from dtrain.collectives.calls import WHOLE_BYTES, WHOLE_WORKERS, Calls, Parts, Vector, is_narrow
 from dtrain.collectives.transport import Facts, Transport
+from dtrain.environments import mpi_start
+from dtrain.environments.topology import Topology
 from dtrain.errors import DtrainError, MPIError, PeerMissingError
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.topology import Topology
+from dtrain.process_group import peers
 
 NOT_STARTED = "no MPI starter started the workers"
 
@@ -46,9 +47,12 @@ class MPI(Transport):
 
     def own_facts(self) -> dict[str, Any]:
         """How many processes an MPI starter started (`size`), and why MPI cannot be used here (`problem`)."""
-        if not mpi.started_by_mpi():
+        if not mpi_start.started_by_mpi():
             return {"size": 0, "problem": ""}
-        return {"size": mpi.size(), "problem": "" if mpi.installed() else "mpi4py is not installed"}
+        return {
+            "size": mpi_start.size(),
+            "problem": "" if mpi_start.installed() else "mpi4py is not installed",
+        }
 
     def error(self, problem: str) -> DtrainError:
         """An `MPIError`."""
@@ -85,7 +89,7 @@ class MPI(Transport):
         Returns:
             The facts with each worker's problem, so that all workers use MPI or none does.
         """
-        problems = exchange(layout, mpi.problem())
+        problems = exchange(layout, mpi_start.problem())
         return [
             replace(each, own={**each.own, self.name: {**each.own[self.name], "problem": found}})
             for each, found in zip(facts, problems, strict=True)
@@ -101,7 +105,7 @@ class MPI(Transport):
         """
         import mpi4py.MPI
 
-        world = mpi.world().Dup()
+        world = mpi_start.world().Dup()
         if (world.Get_rank(), world.Get_size()) != (layout.worker, layout.workers):
             raise MPIError(
                 f"Worker {layout.worker} of {layout.workers} is rank {world.Get_rank()} of "
@@ -111,7 +115,7 @@ class MPI(Transport):
 
         def check() -> None:
             peers.check()
-            mpi.check_ended()
+            mpi_start.check_ended()
 
         vendor, version = mpi4py.MPI.get_vendor()
         name = f"{vendor} {'.'.join(map(str, version))} (mpi4py {mpi4py.__version__})"

@@ -15,8 +15,8 @@ import tensorflow as tf
 from dtrain.collectives.calls import Calls
 from dtrain.collectives.launcher import TensorGroups
 from dtrain.collectives.transport import Facts, Transport
+from dtrain.environments.topology import Topology
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.topology import Topology
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream import tensorflow_names
 

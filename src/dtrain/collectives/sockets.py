@@ -14,14 +14,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import numpy as np
 
 from dtrain.base.clock import REAL, Clock
-from dtrain.cluster import peers
-from dtrain.cluster.sockets import notice_broken_link, split_address
+from dtrain.base.tcp import notice_broken_link, split_address
 from dtrain.collectives.calls import Calls, Parts, raw
 from dtrain.collectives.connect import connect_all
 from dtrain.collectives.transport import Facts, Transport
+from dtrain.environments.topology import Topology
 from dtrain.errors import PeerMissingError
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.topology import Topology
+from dtrain.process_group import peers
 
 _AT_ONCE = 1 << 20  # bytes in one call of send or receive, so that both take turns
 _CHECK_SECONDS = 1.0  # seconds between two checks whether the peers are alive

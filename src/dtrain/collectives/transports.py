@@ -13,18 +13,19 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.base.log import logger
-from dtrain.cluster import peers, settings
-from dtrain.cluster.sockets import split_address
+from dtrain.base.tcp import split_address
 from dtrain.collectives.calls import Calls
 from dtrain.collectives.launcher import CallLauncher, CallOperations
 from dtrain.collectives.mpi import MPI
 from dtrain.collectives.ring import NCCL, RingLauncher, TensorFlowRing
 from dtrain.collectives.sockets import Ring
 from dtrain.collectives.transport import Communication, Facts, Transport
+from dtrain.environments import settings
+from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError, PeerMismatchError
 from dtrain.keras_engine.peer_exchange import exchange
 from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.topology import Topology
+from dtrain.process_group import peers
 from dtrain.upstream import processes
 from dtrain.upstream import tensorflow as upstream_tf
 

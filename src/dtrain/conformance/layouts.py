@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from dtrain.topology import Task
+from dtrain.environments.topology import Task
 
 STOCK, DTRAIN = "stock", "dtrain"
 SIDES = (STOCK, DTRAIN)

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple, TextIO
 
 from dtrain.conformance.layouts import LAYOUTS
 from dtrain.conformance.worker import READY, RESTART, START_SECONDS, result
+from dtrain.environments.topology import Task
 from dtrain.launch.environment import measured_environment
 from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.processes import Job, JobOutcome, TaskCommand
 from dtrain.launch.reports import describe_exit
 from dtrain.launch.session import Session
-from dtrain.topology import Task
 
 _VARIABLES = {"CUDA_VISIBLE_DEVICES": "-1", "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2"}
 _TIMEOUT = "Timeout ("  # what faulthandler writes before it ends a process

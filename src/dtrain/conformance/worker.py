@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dtrain import cluster
+from dtrain import environments
 from dtrain.conformance.corpus import ProgramRun, find
 from dtrain.conformance.layouts import LAYOUTS, STOCK, make_strategy
-from dtrain.topology import Task
+from dtrain.environments.topology import Task
 
 ALL_DONE = 9
 """The exit status of a worker that has run all programs; not 0, so that the launcher ends the other tasks."""
@@ -39,7 +39,7 @@ def main(name: str, side: str, folder: Path, limit: float, programs: list[str]) 
     """Run the programs; returns the exit status."""
     faulthandler.dump_traceback_later(START_SECONDS, exit=True)
     strategy = make_strategy(name, side)
-    topology = cluster.current()
+    topology = environments.current()
     task = topology.task if topology is not None else LAYOUTS[name].tasks[0]
     peers = [each for each in LAYOUTS[name].tasks if LAYOUTS[name].trains(each)]
     (folder / READY).touch()

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from dtrain.base import safe_files
 from dtrain.base.plain_text import cleaned
 from dtrain.base.words import whole_number
-from dtrain.cluster import settings
 from dtrain.data.download import download
+from dtrain.environments import settings
 from dtrain.errors import DataError
 
 _LISTED = 8  # names of a list that a message shows

@@ -19,9 +19,9 @@ import tensorflow as tf
 
 from dtrain.base.log import logger
 from dtrain.base.words import whole_number
-from dtrain.cluster import plain_environment
 from dtrain.data import service_process
 from dtrain.data.arguments import is_function
+from dtrain.environments import plain_environment
 from dtrain.errors import ConfigurationError, DataError
 from dtrain.job import world_size
 from dtrain.launch.reports import describe_exit

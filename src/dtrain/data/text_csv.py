@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from dtrain.base import safe_files
 from dtrain.base.log import logger
-from dtrain.cluster import settings
 from dtrain.data.published import listing
 from dtrain.data.texts import Texts, check_encoding, wrong_encoding
+from dtrain.environments import settings
 from dtrain.errors import ConfigurationError, DataError, UnsafeFileError
 
 _MOST_BYTES = 4 << 30  # of a table, which is read into memory

@@ -9,7 +9,7 @@ from typing import Literal
 
 from dtrain.base.clock import REAL, Clock
 from dtrain.diagnosis.peer_probe import PeerResult
-from dtrain.topology import Task, Topology
+from dtrain.environments.topology import Task, Topology
 
 Status = Literal["ok", "warn", "fail"]
 

@@ -13,15 +13,15 @@ from pathlib import Path
 
 from dtrain.base import safe_files
 from dtrain.base.clock import REAL, Clock
-from dtrain.cluster.secret import job_secret
-from dtrain.cluster.sockets import bind_everywhere, split_address
-from dtrain.cluster.tf_config import TFConfig
+from dtrain.base.tcp import bind_everywhere, split_address
 from dtrain.diagnosis import host_checks, peer_checks
 from dtrain.diagnosis.check import Check, CheckContext, CheckResult
 from dtrain.diagnosis.installation import versions
 from dtrain.diagnosis.peer_probe import PeerProbe, PeerResult, connected
+from dtrain.environments.tf_config import TFConfig
+from dtrain.environments.topology import Task
 from dtrain.errors import ConfigurationError, DtrainError
-from dtrain.topology import Task
+from dtrain.process_group.secret import job_secret
 
 CHECKS: dict[str, Check] = {
     "TF_CONFIG": host_checks.check_tf_config,

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dtrain import cluster
+from dtrain import environments
 from dtrain.diagnosis.user_script import described, ends_well, run_script
 from dtrain.errors import DtrainError, ProcessEnd
 from dtrain.task import task_hooks
@@ -88,7 +88,7 @@ class StepWatch:
 
 def _task_name() -> str:
     with contextlib.suppress(DtrainError):
-        if (topology := cluster.current()) is not None:
+        if (topology := environments.current()) is not None:
             return str(topology.task)
     return f"process {os.getpid()}"
 
@@ -129,10 +129,10 @@ def _await_workers() -> None:
         DataError: `fit` has read different examples on them, or the same ones where the program divides them.
     """
     from dtrain import job
-    from dtrain.cluster import peers
     from dtrain.keras_engine.agreement import end_of_data
     from dtrain.keras_engine.loop import current_loop
     from dtrain.keras_engine.protocol import layout_of
+    from dtrain.process_group import peers
 
     if peers.connected() is None:
         return

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dtrain.base import safe_files
-from dtrain.cluster.sockets import split_address
+from dtrain.base.tcp import split_address
 from dtrain.diagnosis.check import CheckContext, CheckResult
 from dtrain.diagnosis.installation import PROBE_SECONDS, nccl_version
+from dtrain.environments.topology import Task, Topology
 from dtrain.errors import DtrainError
 from dtrain.strategies.machine import find_mpi_problem, probe_devices
-from dtrain.topology import Task, Topology
 
 _OPEN_FILES = 1024
 _SHARED_MEMORY = 64 << 20  # bytes

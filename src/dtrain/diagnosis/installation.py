@@ -12,7 +12,7 @@ import platform
 import sys
 from typing import Any
 
-from dtrain.cluster import environments, variables
+from dtrain.environments import detected_job, shown_variables
 from dtrain.errors import DtrainError
 from dtrain.strategies.machine import find_mpi_problem, probe_devices, processor_name
 from dtrain.upstream.versions import installed_keras, installed_tensorflow
@@ -63,9 +63,9 @@ def describe_installation(probe_seconds: float = PROBE_SECONDS) -> dict[str, Any
         },
         "gpus": probed.get("gpus", []),
         "transports": _transports(probed),
-        "environments": [each.name for each in environments.found()],
-        "schedulers": variables.schedulers(),
-        "variables": variables.shown_variables(),
+        "environments": [each.name for each in detected_job.found()],
+        "schedulers": shown_variables.schedulers(),
+        "variables": shown_variables.shown_variables(),
     }
 
 

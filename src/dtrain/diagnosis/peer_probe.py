@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dtrain.base.clock import REAL, Clock, Deadline
-from dtrain.cluster.acceptor import Acceptor
-from dtrain.cluster.proof import Handshake, Signer, introduce
-from dtrain.cluster.secret import Secret
-from dtrain.cluster.sockets import bind_everywhere, split_address
-from dtrain.topology import Task, Topology
+from dtrain.base.tcp import bind_everywhere, split_address
+from dtrain.environments.topology import Task, Topology
+from dtrain.process_group.acceptor import Acceptor
+from dtrain.process_group.proof import Handshake, Signer, introduce
+from dtrain.process_group.secret import Secret
 
 _LINE = 1 << 16  # the most bytes of a message
 _ANSWER = 10.0  # seconds within which a peer must answer a message

@@ -19,9 +19,9 @@ from types import FrameType
 from typing import Any, NamedTuple, TextIO
 
 from dtrain.base.words import counted
-from dtrain.cluster.gpus import visible_gpus
 from dtrain.diagnosis.check import CheckResult
 from dtrain.diagnosis.first_steps import STEPS
+from dtrain.environments.gpus import visible_gpus
 from dtrain.errors import ProcessEnd
 from dtrain.launch import launch_local
 

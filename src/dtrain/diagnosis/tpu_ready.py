@@ -13,15 +13,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from dtrain.cluster.environments import plain_environment
 from dtrain.diagnosis.check import CheckResult
+from dtrain.environments.detected_job import plain_environment
+from dtrain.environments.topology import Task
 from dtrain.errors import ProcessEnd
 from dtrain.launch.local_launcher import LocalLauncher
 from dtrain.launch.processes import Job, JobOutcome
 from dtrain.launch.reports import describe_exit
 from dtrain.launch.session import Session
 from dtrain.launch.task_handle import TaskCommand
-from dtrain.topology import Task
 
 _TASK = Task("script", 0)
 _VARIABLES = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"}

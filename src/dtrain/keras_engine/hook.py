@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import threading
 
-from dtrain.cluster import settings
+from dtrain.environments import settings
 
 # The modules that hold replacements.
 _REPLACING = (

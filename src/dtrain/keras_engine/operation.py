@@ -1,7 +1,8 @@
 """The operations that this worker is in, such as an `evaluate` within an epoch of a `fit`.
 
-All workers of a job do the same operations in the same order; `cluster/operations.py` compares them. Here
-they get their words, and the loops of `fit` and `evaluate` agree on the call after which all workers stop.
+All workers of a job do the same operations in the same order; `process_group/operations.py` compares them.
+Here they get their words, and the loops of `fit` and `evaluate` agree on the call after which all workers
+stop.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from dtrain.cluster import operations, peers
-from dtrain.cluster.peers import Peers
 from dtrain.errors import DtrainError
 from dtrain.keras_engine import host_writes
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.process_group import operations, peers
+from dtrain.process_group.peers import Peers
 
 
 @dataclass(eq=False)

@@ -1,9 +1,9 @@
 """Exchanges small Python values between the workers of a job.
 
 `exchange` is for a point that all workers reach. `WorkerTimes` sends the times of each epoch to the first
-worker, and no worker waits for them. The values travel over dtrain's own connections (`cluster/peers.py`),
-not over the transport, so they cannot mix with the all-reduces of training. The module is not for the tensors
-of a step.
+worker, and no worker waits for them. The values travel over dtrain's own connections
+(`process_group/peers.py`), not over the transport, so they cannot mix with the all-reduces of training. The
+module is not for the tensors of a step.
 
 Plain values are written as text (`encode`). Reading them (`decode`) runs no code of the sender: it creates
 only numbers, text, arrays, containers of these, and dataclasses of dtrain's own that are registered here.
@@ -28,11 +28,11 @@ import cloudpickle
 import numpy as np
 
 from dtrain.base.plain_text import cleaned
-from dtrain.cluster import peers
-from dtrain.cluster.peer_link import HINT
 from dtrain.errors import AuthenticationError, ConfigurationError
 from dtrain.keras_engine.operation import words
 from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.process_group import peers
+from dtrain.process_group.peer_link import HINT
 from dtrain.telemetry import events
 from dtrain.telemetry.training_clock import Totals
 

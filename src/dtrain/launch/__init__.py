@@ -1,6 +1,6 @@
 """Starts the processes of a job: `launch_local` runs a command, `spawn` a function on this machine.
 
-It sets the environment variables that `dtrain.cluster` reads in each task. It never imports TensorFlow.
+It sets the environment variables that `dtrain.environments` reads in each task. It never imports TensorFlow.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dtrain.base.clock import Clock
-from dtrain.cluster.sockets import split_address
+from dtrain.base.tcp import split_address
+from dtrain.environments.topology import Task, Topology
 from dtrain.launch.connections import Connections
 from dtrain.launch.policy import GO_ON, Decision, Policy
 from dtrain.launch.rendezvous_watch import RendezvousWatch
@@ -26,7 +27,6 @@ from dtrain.task.task_messages import (
     Progress,
     RemoveNote,
 )
-from dtrain.topology import Task, Topology
 
 SAVING_GRACE = 30.0
 """Seconds that tasks which write checkpoints get to save one and exit."""

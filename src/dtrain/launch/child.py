@@ -35,15 +35,16 @@ def main() -> int:
     """
     folder = Path(sys.argv[1])
     sys.path[:], call = pickle.loads(call_file(folder).read_bytes())
-    from dtrain import cluster
-    from dtrain.cluster import mpi
+    from dtrain import environments
+    from dtrain.environments import mpi_start
 
-    topology = cluster.current()
+    topology = environments.current()
     index = 0 if topology is None else topology.task_index
     try:
         result = _pickled_result(call)
     except BaseException as error:
-        mpi.note_failure()  # else the others are told that it has ended its program, and may fail before it
+        # Else the others are told that it has ended its program, and may fail before it.
+        mpi_start.note_failure()
         if isinstance(error, KeyboardInterrupt):
             return 130
         text = _traceback_of_call(error)

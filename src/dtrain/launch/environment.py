@@ -1,6 +1,6 @@
 """Builds the environment variables of a task: its role in the job, and the variables that all tasks share.
 
-It starts no process; `dtrain.cluster` reads these variables in the task.
+It starts no process; `dtrain.environments` reads these variables in the task.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from dtrain.cluster import without_task
-from dtrain.cluster.sockets import loopback_host
+from dtrain.base.tcp import loopback_host
+from dtrain.environments import without_task
+from dtrain.environments.topology import Task, Topology
 from dtrain.launch.spec import check_integer
-from dtrain.topology import Task, Topology
 from dtrain.upstream import noise
 
 

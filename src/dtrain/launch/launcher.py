@@ -11,11 +11,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from dtrain.environments.topology import Task, Topology
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
 from dtrain.launch.task_handle import TaskCommand, TaskHandle
 from dtrain.task.task_messages import ImportsNote
-from dtrain.topology import Task, Topology
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import contextlib
 import errno
 from collections.abc import Iterator
 
-from dtrain.cluster.sockets import EXHAUSTED
+from dtrain.base.tcp import EXHAUSTED
 from dtrain.errors import ConfigurationError
 
 _LIMITS = (*EXHAUSTED, errno.EAGAIN)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from dtrain.base.log import logger
-from dtrain.cluster import secret
+from dtrain.environments.topology import Task
 from dtrain.launch import guard, priority
 from dtrain.launch.environment import local_topologies
 from dtrain.launch.launcher import Assignment, Launcher
@@ -29,9 +29,9 @@ from dtrain.launch.ports import reserve_ports
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
 from dtrain.launch.task_handle import TaskCommand
+from dtrain.process_group import secret
 from dtrain.task import channel, task_hooks
 from dtrain.task.task_messages import ImportsNote
-from dtrain.topology import Task
 
 SPARE_VARIABLE = "DTRAIN_SPARE"
 """The environment variable in which a spare finds its two pipes; see `settings.spare`."""

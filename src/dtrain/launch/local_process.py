@@ -18,10 +18,10 @@ from typing import IO
 import psutil
 
 from dtrain.base.clock import REAL, Clock
-from dtrain.cluster.sockets import listens
+from dtrain.base.tcp import listens
+from dtrain.environments.topology import Task
 from dtrain.launch.output import Console, OutputReader
 from dtrain.launch.task_handle import TaskHandle
-from dtrain.topology import Task
 
 _HERE = Path(__file__).parent
 

@@ -18,7 +18,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from dtrain.base.clock import Clock
-from dtrain.cluster import without_task
+from dtrain.environments import without_task
+from dtrain.environments.topology import Task
 from dtrain.errors import MPIError
 from dtrain.launch.hosts.messages import OutputLine, Started
 from dtrain.launch.hosts.remote import RemoteAgent, RemoteTask
@@ -32,7 +33,6 @@ from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
 from dtrain.launch.task_handle import TaskCommand
 from dtrain.task.task_hooks import changes
-from dtrain.topology import Task
 
 _OF_USERS = ("OMPI_MCA_", "PMIX_MCA_", "PRTE_MCA_", "UCX_", "FI_", "MPICH_", "MPIR_", "I_MPI_", "MPI4PY_")
 # The variables that select the network over which the hosts reach each other.

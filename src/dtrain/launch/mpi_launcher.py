@@ -18,7 +18,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dtrain.cluster import mpi
+from dtrain.environments import mpi_start
+from dtrain.environments.topology import Task
 from dtrain.errors import MPIError
 from dtrain.launch import guard, job_folders, rank_placeholder
 from dtrain.launch.launcher import Assignment
@@ -28,7 +29,6 @@ from dtrain.launch.mpi_starter import Starter, find_starter
 from dtrain.launch.reports import describe_exit
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
-from dtrain.topology import Task
 
 PATIENCE = 60.0
 """Seconds for all ranks to be started."""
@@ -75,7 +75,7 @@ class MPILauncher(LocalLauncher):
         memory = self._memory(folder, size)
         mark = new_mark()
         prepared = self.environment(
-            self._starter.environment(mpi.MPIStart().without({**env, "TMPDIR": str(folder)})), mark
+            self._starter.environment(mpi_start.MPIStart().without({**env, "TMPDIR": str(folder)})), mark
         )
         start = _PlaceholderStart(self._starter, size, prepared, folder, mark, self.session)
         try:
@@ -213,7 +213,7 @@ def read_rank(own: dict[str, str], size: int, env: Mapping[str, str]) -> tuple[i
         own.pop(name, None)
     if "PMI_ID" in own:  # with -pmi-port, Hydra sets PMI_ID instead of PMI_RANK
         own |= {"PMI_RANK": own["PMI_ID"], "PMI_SIZE": f"{size}"}
-    start = mpi.start_in(own) or mpi.start_in({**env, **own})
+    start = mpi_start.start_in(own) or mpi_start.start_in({**env, **own})
     if start is None or start[1] != size:
         problem = "names no rank" if start is None else f"says that it is one of {start[1]} ranks"
         raise ValueError(f"was asked for {size} ranks, and the environment of one {problem}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dtrain.cluster import mpi
+from dtrain.environments import mpi_start
 from dtrain.errors import MPIError
 
 _NAMES = ("mpirun", "mpiexec")
@@ -108,8 +108,10 @@ def find_starter(given: str | None) -> Starter:
     Raises:
         MPIError: no starter is found, its family is unknown, or mpi4py is not installed.
     """
-    if not mpi.installed():
-        raise MPIError("The job is to be started by MPI, but mpi4py is not installed.", hint=mpi.INSTALL)
+    if not mpi_start.installed():
+        raise MPIError(
+            "The job is to be started by MPI, but mpi4py is not installed.", hint=mpi_start.INSTALL
+        )
     command = shlex.split(given) if given is not None else _search()
     if not command or shutil.which(command[0]) is None:
         raise MPIError(
@@ -117,7 +119,7 @@ def find_starter(given: str | None) -> Starter:
             if given is not None
             else "There is no MPI starter here: "
             f"neither {' nor '.join(_NAMES)} beside {sys.executable} or in PATH.",
-            hint=f"{mpi.INSTALL} Or name the starter of your MPI (--mpi-starter PATH).",
+            hint=f"{mpi_start.INSTALL} Or name the starter of your MPI (--mpi-starter PATH).",
         )
     return Starter(tuple(command), _kind(command))
 
@@ -136,7 +138,7 @@ def _kind(command: Sequence[str]) -> Literal["openmpi", "hydra", "slurm"]:
             text=True,
             errors="replace",
             timeout=_PATIENCE,
-            env=mpi.MPIStart().without(os.environ),
+            env=mpi_start.MPIStart().without(os.environ),
         )
         output = done.stdout + done.stderr
     except (OSError, subprocess.TimeoutExpired) as error:

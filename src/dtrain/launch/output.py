@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from dtrain.base.clock import REAL, Clock
-from dtrain.topology import Task
+from dtrain.environments.topology import Task
 from dtrain.upstream.noise import is_noise
 from dtrain.upstream.noise import wanted as noise_wanted
 

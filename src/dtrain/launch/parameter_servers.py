@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 from dtrain.base.clock import Clock
+from dtrain.environments.topology import Task, Topology
 from dtrain.launch.attempt import AttemptPolicy, JobRecord
 from dtrain.launch.environment import worker_tasks
 from dtrain.launch.launcher import Assignment, Launcher
@@ -19,7 +20,6 @@ from dtrain.launch.restart_rules import USAGE, Budget, Failure, RestartRules
 from dtrain.launch.restarts import RestartedJob
 from dtrain.launch.spec import JobSpec
 from dtrain.launch.task_handle import TaskCommand
-from dtrain.topology import Task, Topology
 
 LINGER = 5.0
 """Seconds that the other tasks have to end by themselves after the chief has succeeded, at most `grace`."""

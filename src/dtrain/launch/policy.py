@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dtrain.environments.topology import Task
 from dtrain.task.task_messages import Message
-from dtrain.topology import Task
 
 GRACE = 5.0
 """Seconds between asking the tasks of a job to end and killing them."""

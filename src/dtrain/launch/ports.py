@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from dtrain.cluster.sockets import bind_everywhere
+from dtrain.base.tcp import bind_everywhere
 from dtrain.errors import ConfigurationError
 
 

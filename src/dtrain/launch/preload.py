@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from dtrain.cluster import settings
+from dtrain.environments import settings
 from dtrain.launch import priority
 from dtrain.task import task_hooks
 

@@ -10,12 +10,12 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from dtrain.environments.topology import Task
 from dtrain.launch.launcher import Launcher
 from dtrain.launch.policy import Decision, Policy
 from dtrain.launch.spares import Spares
 from dtrain.launch.task_handle import Event, TaskCommand, TaskHandle
 from dtrain.task.task_messages import Request
-from dtrain.topology import Task
 
 __all__ = ["Job", "JobOutcome", "TaskCommand"]
 

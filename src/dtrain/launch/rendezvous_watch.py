@@ -11,13 +11,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from dtrain.base.clock import REAL, Clock, RunClock
-from dtrain.cluster.sockets import split_address
+from dtrain.base.tcp import split_address
+from dtrain.environments.topology import Task
 from dtrain.launch.policy import GO_ON, Decision
 from dtrain.launch.reports import describe_exit
 from dtrain.launch.task_handle import TaskHandle
 from dtrain.task.task_messages import ConnectedNote, Message, RendezvousNote
 from dtrain.telemetry.training_clock import in_words
-from dtrain.topology import Task
 
 START_TIMEOUT = 600.0
 """Seconds that tasks wait for one that has not made its strategy, unless the user sets a `start_timeout`."""

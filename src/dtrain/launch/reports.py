@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import signal
 
+from dtrain.environments.topology import Task
 from dtrain.launch.processes import NOTICES, JobOutcome
 from dtrain.task.channel import RUN_AGAIN
-from dtrain.topology import Task
 
 
 def report(outcome: JobOutcome) -> list[str]:

@@ -10,8 +10,8 @@ import signal
 from dataclasses import dataclass
 
 from dtrain.base.clock import REAL, Clock
+from dtrain.environments.topology import Task
 from dtrain.launch.reports import describe_exit
-from dtrain.topology import Task
 
 USAGE = 2
 """The exit status of a command with wrong arguments; a restart cannot help."""

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from dtrain.base import safe_files
+from dtrain.environments.topology import Task
 from dtrain.launch.attempt import AttemptPolicy, JobRecord
 from dtrain.launch.connections import Connections
 from dtrain.launch.environment import task_environment
@@ -27,7 +28,6 @@ from dtrain.launch.spec import JobSpec
 from dtrain.launch.task_handle import TaskCommand
 from dtrain.task.channel import RUN_AGAIN
 from dtrain.task.task_messages import FailureNote
-from dtrain.topology import Task
 
 _NO_FILE = ("DataError", "FileNotFoundError", "NotADirectoryError", "NotFoundError")
 

@@ -19,11 +19,11 @@ from typing import TextIO
 
 from dtrain.base.clock import REAL, Clock
 from dtrain.base.plain_text import cleaned
-from dtrain.cluster import secret
 from dtrain.errors import ConfigurationError
 from dtrain.launch import job_folders
 from dtrain.launch.output import Console
 from dtrain.launch.task_handle import Event
+from dtrain.process_group import secret
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SAID = 2000  # characters shown of a launcher's line, which may quote a task's message of any length

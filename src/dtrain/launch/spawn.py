@@ -16,6 +16,7 @@ from typing import Any, TextIO, TypeVar
 
 import cloudpickle
 
+from dtrain.environments.topology import Task
 from dtrain.errors import ConfigurationError, TaskFailedError, TaskTimeoutError
 from dtrain.launch import child
 from dtrain.launch.environment import local_topologies, task_environment, worker_tasks
@@ -27,7 +28,6 @@ from dtrain.launch.reports import describe_exit
 from dtrain.launch.session import Session
 from dtrain.launch.spec import check_integer
 from dtrain.launch.task_handle import TaskCommand
-from dtrain.topology import Task
 
 Result = TypeVar("Result")
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtrain.base.counts import MOST_SECONDS
-from dtrain.cluster.sockets import split_address
+from dtrain.base.tcp import split_address
+from dtrain.environments.topology import MOST_TASKS
 from dtrain.errors import ConfigurationError
 from dtrain.launch.ray_cluster import RayCluster
-from dtrain.topology import MOST_TASKS
 
 MAX_RESTARTS = 3
 """The default limit of a job's restarts within any hour."""

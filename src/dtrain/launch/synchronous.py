@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dtrain.base.clock import Clock
-from dtrain.cluster import settings
+from dtrain.environments import settings
+from dtrain.environments.topology import Task, Topology
 from dtrain.launch.attempt import SAVING_GRACE, AttemptPolicy, JobRecord
 from dtrain.launch.environment import worker_tasks
 from dtrain.launch.launcher import Launcher
@@ -28,7 +29,6 @@ from dtrain.launch.task_handle import TaskCommand
 from dtrain.launch.watchdog import Watchdog
 from dtrain.task.channel import RUN_AGAIN
 from dtrain.task.task_messages import ImportsNote, Message, Progress
-from dtrain.topology import Task, Topology
 
 _BLAME = 0.5  # seconds to wait for the exit of the task that caused another task's failure
 _NO_NEWS = 30.0  # seconds after which a job that reports no progress is assumed to have started

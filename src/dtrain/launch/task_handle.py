@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from dtrain.environments.topology import Task
 from dtrain.task.task_messages import Message
-from dtrain.topology import Task
 
 TAIL_LINES = 20
 """The number of a task's last lines that are kept for the report of its failure."""

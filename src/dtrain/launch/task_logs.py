@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dtrain.base import safe_files
+from dtrain.environments.topology import Task
 from dtrain.errors import ConfigurationError
 from dtrain.launch.output import Console
-from dtrain.topology import Task
 
 _WAITING = 100_000  # lines that wait for a slow disk; further ones are left out
 _CLOSE_SECONDS = 10.0  # seconds to write the last lines

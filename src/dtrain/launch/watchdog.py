@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dtrain.base.clock import REAL, Clock, RunClock
+from dtrain.environments.topology import Task
 from dtrain.task.task_messages import Progress
 from dtrain.telemetry.training_clock import in_words, is_slow, slow_line
-from dtrain.topology import Task
 
 START_LIMIT = 600.0
 """Seconds without progress that are no hang before the first step, which is traced and compiled."""

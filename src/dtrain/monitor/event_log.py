@@ -20,7 +20,7 @@ import numpy as np
 from dtrain import job
 from dtrain.base import safe_files
 from dtrain.base.log import logger
-from dtrain.cluster import settings
+from dtrain.environments import settings
 from dtrain.keras_engine.callbacks import Stateless
 from dtrain.keras_engine.protocol import is_asynchronous
 from dtrain.monitor.json_text import without_nan

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dtrain.cluster import settings
+from dtrain.environments import settings
 
 _PATIENCE = 5.0  # seconds for a git command, which may have to look at many files
 _PACKAGE = Path(__file__).resolve().parent.parent

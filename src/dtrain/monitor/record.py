@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from dtrain import __version__, job
 from dtrain.base.words import counted
-from dtrain.cluster import current
-from dtrain.cluster import settings as environment
-from dtrain.cluster.cores import threads, usable_cores
+from dtrain.environments import current
+from dtrain.environments import settings as environment
+from dtrain.environments.cores import threads, usable_cores
 from dtrain.errors import UnknownStrategyError
 from dtrain.monitor.origin import origin
 from dtrain.monitor.run_directory import RunDirectory

@@ -20,7 +20,7 @@ from dtrain.base import safe_files
 from dtrain.base.clock import REAL, Clock
 from dtrain.base.log import logger
 from dtrain.base.paths import checked_path
-from dtrain.cluster import settings
+from dtrain.environments import settings
 from dtrain.errors import ConfigurationError
 from dtrain.monitor.json_text import to_json
 

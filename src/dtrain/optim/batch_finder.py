@@ -16,12 +16,12 @@ import psutil
 
 from dtrain.base.log import logger
 from dtrain.base.words import whole_number
+from dtrain.environments.topology import Task
 from dtrain.errors import ConfigurationError, TaskFailedError, TaskTimeoutError
 from dtrain.launch.environment import task_environment
 from dtrain.launch.reports import describe_exit
 from dtrain.launch.spawn import make_calls
 from dtrain.optim.batch_trial import BatchTrial, names_memory, run_trial
-from dtrain.topology import Task
 
 _CGROUP = Path("/proc/self/cgroup")
 _TASK = Task("worker", 0)

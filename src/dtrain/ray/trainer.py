@@ -9,10 +9,10 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
-from dtrain.cluster.ray import RAY
-from dtrain.cluster.secret import SIZE
+from dtrain.environments.ray_workers import RAY
 from dtrain.errors import UnsupportedVersionError
 from dtrain.launch.hosts.ray import INSTALL, check_version
+from dtrain.process_group.secret import SIZE
 
 check_version()
 try:

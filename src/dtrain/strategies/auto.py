@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dtrain.base.log import logger
-from dtrain.cluster import current, origin, settings
-from dtrain.cluster.tpu import tpu_name
+from dtrain.environments import current, origin, settings
+from dtrain.environments.tpu_name import tpu_name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,15 +17,15 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.base.log import logger
-from dtrain.cluster.secret import on_loopback
+from dtrain.environments.topology import Topology
 from dtrain.errors import StepError
 from dtrain.keras_engine import host_writes
 from dtrain.keras_engine.context import reported_replicas, single_program, updating_locally
 from dtrain.keras_engine.hook import install
 from dtrain.keras_engine.protocol import scope_entered
 from dtrain.keras_engine.replica_calls import note_write, with_own_attributes
+from dtrain.process_group.secret import on_loopback
 from dtrain.strategies import devices
-from dtrain.topology import Topology
 from dtrain.upstream import functions, tensorflow_names
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.tensorflow import sum_in_order

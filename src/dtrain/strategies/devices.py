@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.base.log import logger
-from dtrain.cluster import settings
-from dtrain.cluster.cores import limit_threads
+from dtrain.environments import settings
+from dtrain.environments.cores import limit_threads
 from dtrain.errors import DeviceError
 
 _SPELLING = "write it as 'CPU:0', '/gpu:1' or '/device:GPU:0'"

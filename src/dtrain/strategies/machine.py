@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dtrain.cluster import current, settings
-from dtrain.cluster.tpu import tpu_name
+from dtrain.environments import current, settings
+from dtrain.environments.tpu_name import tpu_name
 from dtrain.errors import ConfigurationError, MPIError, UnsupportedVersionError
 from dtrain.launch.mpi_starter import find_starter
 from dtrain.launch.ports import reserve_ports

@@ -13,7 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.cluster import control, current, join, known_to_tensorflow, serving
+from dtrain.environments import current, join, known_to_tensorflow
+from dtrain.environments.topology import Topology
 from dtrain.errors import ClusterConfigError, ConfigurationError
 from dtrain.keras_engine.asynchronous.exchange import Servers
 from dtrain.keras_engine.asynchronous.program import CHIEF
@@ -22,10 +23,10 @@ from dtrain.keras_engine.context import updating_locally
 from dtrain.keras_engine.gradient_hook import GradientHook, server_hook_of
 from dtrain.keras_engine.protocol import ServerLayout, strategy_made
 from dtrain.keras_engine.split_variables import is_split
+from dtrain.process_group import control, serving
 from dtrain.strategies import common
 from dtrain.strategies.partitioned import PartitionedVariable, made_partitioned, partition_like
 from dtrain.task import channel
-from dtrain.topology import Topology
 from dtrain.upstream import tensorflow_names
 
 _HOME = "/job:ps/replica:0/task:0/device:CPU:0"

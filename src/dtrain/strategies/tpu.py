@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from dtrain.base.clock import REAL, Deadline
 from dtrain.base.log import logger
-from dtrain.cluster import settings
-from dtrain.cluster.tpu import tpu_name
+from dtrain.environments import settings
+from dtrain.environments.tpu_name import tpu_name
 from dtrain.errors import ConfigurationError, TPUNotFoundError
 from dtrain.strategies import common
 from dtrain.upstream import processes

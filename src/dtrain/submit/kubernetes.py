@@ -1,7 +1,7 @@
 """Submits a job to Kubernetes: it writes the manifest of a JobSet or a TrainJob, and gives it to `kubectl`.
 
-Kubernetes starts and restarts the pods. In a pod, `dtrain.cluster.jobset` or `dtrain.cluster.kubeflow` finds
-the process's place in the job.
+Kubernetes starts and restarts the pods. In a pod, `dtrain.environments.jobset` or
+`dtrain.environments.kubeflow` finds the process's place in the job.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 from dtrain.base import safe_files
 from dtrain.base.option_fields import check
-from dtrain.cluster.secret import SIZE
 from dtrain.errors import ConfigurationError
+from dtrain.process_group.secret import SIZE
 from dtrain.submit import kubectl
 from dtrain.submit.kubernetes_objects import INSTANCE, hide, job_name, render
 from dtrain.submit.kubernetes_options import KubernetesOptions

@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from dtrain.cluster import jobset, kubeflow
-from dtrain.cluster.secret import VARIABLE as SECRET_VARIABLE
+from dtrain.environments import jobset, kubeflow
 from dtrain.errors import ConfigurationError, RunAgain
+from dtrain.process_group.secret import VARIABLE as SECRET_VARIABLE
 from dtrain.submit import kubernetes_options as checked
 from dtrain.submit.kubernetes_options import KubernetesOptions
 from dtrain.submit.target import JobRequest

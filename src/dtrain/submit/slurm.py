@@ -1,6 +1,7 @@
 """Submits a job to Slurm: it writes a batch script and gives it to `sbatch`.
 
-The script starts a launcher as each task of a job step; `dtrain.cluster.slurm` recognises them there.
+The script starts a launcher as each task of a job step; `dtrain.environments.slurm_step` recognises them
+there.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from dtrain.base.option_fields import option, positive_integer
 from dtrain.base.paths import check_script
 from dtrain.base.plain_text import cleaned
-from dtrain.cluster.slurm import outside_job
+from dtrain.environments.slurm_step import outside_job
 from dtrain.errors import ConfigurationError, RunAgain, SchedulerError
 from dtrain.submit.target import JobRequest
 

@@ -1,6 +1,7 @@
 """Prints the command that runs a script on all hosts of a TPU VM; the command was not tried on a TPU.
 
-`gcloud` connects to the hosts, on which `dtrain.cluster.tpu_vm` finds the job from Cloud TPU's variables.
+`gcloud` connects to the hosts, on which `dtrain.environments.tpu_vm` finds the job from Cloud TPU's
+variables.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dtrain import cluster
-from dtrain.cluster import settings
+from dtrain import environments
+from dtrain.environments import settings
 from dtrain.errors import DtrainError, RunAgain
 from dtrain.task import task_hooks
 from dtrain.task.task_messages import REASON_LIMIT, Message, parse
@@ -235,7 +235,7 @@ class _Pipe:
         """This task's name in messages, which is kept once the environment tells it; before, `worker:0`."""
         if self._task is None:
             with contextlib.suppress(DtrainError):
-                if (topology := cluster.current()) is not None:
+                if (topology := environments.current()) is not None:
                     self._task = f"{topology.task.job}:{topology.task.index}"
         return self._task or "worker:0"
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtrain.base.plain_text import cleaned
-from dtrain.topology import KNOWN_JOBS, Task
+from dtrain.environments.topology import KNOWN_JOBS, Task
 
 REASON_LIMIT = 500
 """The largest number of characters of a text in a message."""

@@ -11,12 +11,13 @@ from typing import Any
 
 from dtrain.base.clock import REAL
 from dtrain.base.log import logger
+from dtrain.base.tcp import answers_at
 from dtrain.base.words import counted
-from dtrain.cluster import current, serving, settings
-from dtrain.cluster.sockets import answers_at
+from dtrain.environments import current, settings
+from dtrain.environments.topology import Task
 from dtrain.keras_engine.asynchronous.runner import BlockRunner, InFlightBlock
+from dtrain.process_group import serving
 from dtrain.task import channel
-from dtrain.topology import Task
 
 _TIMES_SLOWER = 50
 _ANSWER_SECONDS = 5.0

@@ -22,10 +22,11 @@ from pathlib import Path
 
 from dtrain import __version__
 from dtrain.base.clock import REAL, Clock
-from dtrain.cluster import without_task
-from dtrain.cluster.gpu_shares import gpu_shares
-from dtrain.cluster.gpus import visible_gpus
-from dtrain.cluster.interfaces import interface_address
+from dtrain.environments import without_task
+from dtrain.environments.gpu_shares import gpu_shares
+from dtrain.environments.gpus import visible_gpus
+from dtrain.environments.network_interfaces import interface_address
+from dtrain.environments.topology import Task
 from dtrain.errors import ConfigurationError, PeerMismatchError
 from dtrain.launch.hosts.connection import PipeConnection
 from dtrain.launch.hosts.control_plane import LEASE
@@ -57,7 +58,6 @@ from dtrain.launch.restarts import remove_all
 from dtrain.launch.session import Session
 from dtrain.launch.task_handle import Event, TaskCommand, TaskHandle
 from dtrain.task.task_messages import RemoveNote, line_of
-from dtrain.topology import Task
 
 HERE = "here"
 """The argument of an agent on the coordinator's machine."""

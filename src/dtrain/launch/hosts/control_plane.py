@@ -21,12 +21,12 @@ from zmq.utils.monitor import parse_monitor_message
 
 from dtrain.base.clock import REAL, Clock, Deadline, RunClock
 from dtrain.base.log import logger
-from dtrain.cluster.secret import Secret
-from dtrain.cluster.sockets import listen_at, loopback_host
+from dtrain.base.tcp import listen_at, loopback_host
 from dtrain.errors import PeerMismatchError, PortInUseError
 from dtrain.launch.hosts.connection_limit import ConnectionLimit
 from dtrain.launch.hosts.link import Link
 from dtrain.launch.hosts.messages import LONGEST, HostMessage, Malformed, OutputLine, Refused, encode, parse
+from dtrain.process_group.secret import Secret
 
 LOST = 30.0
 """Seconds of silence, while it runs itself, after which the coordinator takes an agent for lost."""

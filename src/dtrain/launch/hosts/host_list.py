@@ -8,9 +8,9 @@ from pathlib import Path
 
 from dtrain.base import safe_files
 from dtrain.base.counts import parse_count
-from dtrain.cluster.sockets import host_problem
+from dtrain.base.tcp import host_problem
+from dtrain.environments.topology import MOST_TASKS
 from dtrain.errors import ConfigurationError
-from dtrain.topology import MOST_TASKS
 
 _EXAMPLE = "Write them as a:2,b:2, or in a hostfile one on a line: a slots=2."
 # A name or an address as `ssh` takes it, with or without a user. In --hosts an IPv6 address is in brackets.

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO
 
 from dtrain import __version__
-from dtrain.cluster import without_task
-from dtrain.cluster.sockets import beyond_loopback, loopback_host
+from dtrain.base.tcp import beyond_loopback, loopback_host
+from dtrain.environments import without_task
+from dtrain.environments.topology import Task, Topology
 from dtrain.errors import ConfigurationError, DtrainError, PeerMismatchError, PeerMissingError, ProcessEnd
 from dtrain.launch.hosts.connection import PipeConnection
 from dtrain.launch.hosts.control_plane import LOST
@@ -45,7 +46,6 @@ from dtrain.launch.spec import JobSpec
 from dtrain.launch.task_handle import TaskCommand
 from dtrain.task import task_messages
 from dtrain.task.task_hooks import changes
-from dtrain.topology import Task, Topology
 
 _CHECK_INTERVAL = 0.2  # seconds between two checks for a signal while agents are awaited
 _END_SECONDS = 5.0  # seconds for an agent to end

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 
 from dtrain.base.clock import REAL, Clock, Deadline
 from dtrain.base.log import logger
-from dtrain.cluster import secret, settings
-from dtrain.cluster.interfaces import interface_address
-from dtrain.cluster.secret import Secret
-from dtrain.cluster.sockets import host_towards, split_address
+from dtrain.base.tcp import host_towards, split_address
+from dtrain.environments import settings
+from dtrain.environments.network_interfaces import interface_address
+from dtrain.environments.topology import Task, Topology
 from dtrain.errors import AuthenticationError, ConfigurationError, PeerMismatchError, PeerMissingError
 from dtrain.launch.hosts import control_plane
 from dtrain.launch.hosts.agent import HERE, Agent, Inbox, hello
@@ -28,7 +28,8 @@ from dtrain.launch.hosts.remote import RemoteAgent, RemoteTask
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec, Nodes
 from dtrain.launch.task_handle import TaskCommand
-from dtrain.topology import Task, Topology
+from dtrain.process_group import secret
+from dtrain.process_group.secret import Secret
 
 _GONE = 3.0  # seconds of refused connections after which the coordinator counts as ended
 _ASK_INTERVAL = 0.5  # seconds between two tries to connect to it

@@ -22,7 +22,8 @@ from typing import IO
 
 from dtrain import errors
 from dtrain.base.words import counted
-from dtrain.cluster import without_task
+from dtrain.environments import without_task
+from dtrain.environments.topology import Task
 from dtrain.errors import ConfigurationError, PeerMissingError, ProcessEnd, RayError
 from dtrain.launch.hosts.connection import PipeConnection
 from dtrain.launch.hosts.launcher import HostsLauncher
@@ -34,7 +35,6 @@ from dtrain.launch.local_process import piped
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
 from dtrain.launch.task_handle import TaskCommand
-from dtrain.topology import Task
 
 OLDEST = (2, 51)
 """The oldest version of Ray that is supported: the first in which Ray Train V2 is the default."""

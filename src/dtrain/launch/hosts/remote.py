@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Collection
 
+from dtrain.environments.topology import Task
 from dtrain.launch.hosts.messages import (
     Answer,
     Ask,
@@ -26,7 +27,6 @@ from dtrain.launch.hosts.messages import (
 from dtrain.launch.session import Session
 from dtrain.launch.task_handle import TaskCommand, TaskHandle
 from dtrain.task.task_hooks import Variables
-from dtrain.topology import Task
 
 _ANSWER = 2.0  # seconds to wait for an answer that the engine can do without
 _numbers = itertools.count(1)

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from dtrain.cluster import secret, without_task
+from dtrain.environments import without_task
 from dtrain.errors import ConfigurationError, DtrainError, PeerMissingError
 from dtrain.launch.guard import MARK_VARIABLE
 from dtrain.launch.hosts.agent import HERE
@@ -23,6 +23,7 @@ from dtrain.launch.hosts.launcher import HostsLauncher
 from dtrain.launch.hosts.messages import Invite
 from dtrain.launch.session import Session
 from dtrain.launch.spec import JobSpec
+from dtrain.process_group import secret
 from dtrain.task import channel
 
 PASSED = ("DTRAIN_", "TF_", "XLA_", "KERAS_", "NCCL_", "OMP_", "PYTHON")

@@ -9,9 +9,9 @@ import os
 import socket
 from collections.abc import Sequence
 
-from dtrain.cluster.environment import Environment, not_detected
-from dtrain.cluster.sockets import bind_everywhere
-from dtrain.topology import Topology
+from dtrain.base.tcp import bind_everywhere
+from dtrain.environments.environment import Environment, not_detected
+from dtrain.environments.topology import Topology
 
 
 class RayWorkers(Environment):

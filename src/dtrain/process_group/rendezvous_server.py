@@ -15,9 +15,11 @@ from typing import Any, NoReturn
 
 from dtrain.base.clock import Deadline
 from dtrain.base.plain_text import cleaned
-from dtrain.cluster.logged_wait import LoggedWait
-from dtrain.cluster.proof import Handshake, ProofError
-from dtrain.cluster.rendezvous_lines import (
+from dtrain.base.tcp import accept
+from dtrain.environments.topology import Task, Topology
+from dtrain.process_group.logged_wait import LoggedWait
+from dtrain.process_group.proof import Handshake, ProofError
+from dtrain.process_group.rendezvous_lines import (
     MESSAGE_LIMIT,
     PROTOCOL,
     Connection,
@@ -27,9 +29,7 @@ from dtrain.cluster.rendezvous_lines import (
     mismatch,
     missing_error,
 )
-from dtrain.cluster.secret import Secret
-from dtrain.cluster.sockets import accept
-from dtrain.topology import Task, Topology
+from dtrain.process_group.secret import Secret
 
 HELLO_PATIENCE = 5.0  # seconds that each side gives the other for its first message
 _LINGER = 5.0  # seconds that the first task stays after a failure, to tell late tasks the reason

@@ -14,16 +14,17 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 from dtrain.base.clock import REAL, Clock
-from dtrain.cluster import mpi, operations, stops
-from dtrain.cluster.operations import Operations
-from dtrain.cluster.peer_connections import PeerConnections
-from dtrain.cluster.peer_link import joined, split
-from dtrain.cluster.rendezvous import run_rendezvous
-from dtrain.cluster.rendezvous_lines import Connection
-from dtrain.cluster.secret import Secret, job_secret
-from dtrain.cluster.stops import StopVotes
+from dtrain.environments import mpi_start
+from dtrain.environments.topology import Topology
 from dtrain.errors import AuthenticationError, OperationMismatchError, PeerMissingError
-from dtrain.topology import Topology
+from dtrain.process_group import operations, stops
+from dtrain.process_group.operations import Operations
+from dtrain.process_group.peer_connections import PeerConnections
+from dtrain.process_group.peer_link import joined, split
+from dtrain.process_group.rendezvous import run_rendezvous
+from dtrain.process_group.rendezvous_lines import Connection
+from dtrain.process_group.secret import Secret, job_secret
+from dtrain.process_group.stops import StopVotes
 
 # The kinds of frames, beside those of the connections, of `operations.py` and of `stops.py`.
 _VALUE, _ALL, _MISSING, _NOTE = 2, 3, 4, 6
@@ -375,7 +376,7 @@ def check_alive() -> None:
 def _end() -> None:
     # The connections stay open: whoever waits for this worker must not end before this process.
     if _current is not None:
-        if not mpi.failed():  # others may wait for a worker that failed
+        if not mpi_start.failed():  # others may wait for a worker that failed
             _current[1].leave()
         _current[1].flush()
 
@@ -393,5 +394,5 @@ def _close_in_child() -> None:
 
 
 atexit.register(_end)
-mpi.before_leaving(_close)  # MPI waits for ranks that may wait for this one
+mpi_start.before_leaving(_close)  # MPI waits for ranks that may wait for this one
 os.register_at_fork(after_in_child=_close_in_child)

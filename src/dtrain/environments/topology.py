@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dtrain.base.plain_text import shortened
-from dtrain.cluster.sockets import split_address
+from dtrain.base.tcp import split_address
 from dtrain.errors import ClusterConfigError
 
 TRAINING_JOBS = ("chief", "worker")

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from dtrain.base.clock import REAL, Clock, Deadline
 from dtrain.base.plain_text import cleaned
-from dtrain.cluster.peer_link import (
+from dtrain.process_group.peer_link import (
     ForgedFrameError,
     LostPeers,
     PeerLink,
@@ -25,8 +25,8 @@ from dtrain.cluster.peer_link import (
     runs_here,
     this_process,
 )
-from dtrain.cluster.peer_liveness import CHECK_INTERVAL, PeerLiveness
-from dtrain.cluster.rendezvous_lines import Connection
+from dtrain.process_group.peer_liveness import CHECK_INTERVAL, PeerLiveness
+from dtrain.process_group.rendezvous_lines import Connection
 
 # The kinds of frames that are handled here; a subclass has others.
 # HELLO is each side's first frame; the first worker sends nothing before the other's.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from dtrain.cluster import settings, slurm
+from dtrain.environments import settings, slurm_step
 
 _INTRA_OP = "TF_NUM_INTRAOP_THREADS"
 _VARIABLES = (_INTRA_OP, "TF_NUM_INTEROP_THREADS")
@@ -17,7 +17,7 @@ _VARIABLES = (_INTRA_OP, "TF_NUM_INTEROP_THREADS")
 def usable_cores() -> int:
     """The number of cores that this process may use: those it is bound to, or fewer if Slurm gave fewer."""
     bound = len(os.sched_getaffinity(0))
-    return min(bound, slurm.cores_of_task() or bound)
+    return min(bound, slurm_step.cores_of_task() or bound)
 
 
 def limit_threads() -> None:

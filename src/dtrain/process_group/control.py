@@ -25,9 +25,9 @@ from typing import Any
 from dtrain.base.clock import REAL, Clock
 from dtrain.base.log import logger
 from dtrain.base.plain_text import cleaned
-from dtrain.cluster.sockets import answers_at, this_process_serves_at
+from dtrain.base.tcp import answers_at, this_process_serves_at
+from dtrain.environments.topology import Task, Topology
 from dtrain.errors import ClusterConfigError
-from dtrain.topology import Task, Topology
 from dtrain.upstream import processes
 
 CHIEF = Task("chief", 0)

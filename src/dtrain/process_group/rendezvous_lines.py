@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtrain.cluster.proof import Handshake, Signer
-from dtrain.cluster.secret import Secret
+from dtrain.environments.topology import Task
 from dtrain.errors import DtrainError, PeerMismatchError, PeerMissingError, PortInUseError
-from dtrain.topology import Task
+from dtrain.process_group.proof import Handshake, Signer
+from dtrain.process_group.secret import Secret
 
 PROTOCOL = 3
 MESSAGE_LIMIT = 1 << 20  # bytes; a cluster of ten thousand tasks is smaller

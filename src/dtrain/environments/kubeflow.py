@@ -10,8 +10,8 @@ import os
 import re
 from collections.abc import Mapping
 
-from dtrain.cluster.environment import Environment, checked_topology, not_detected, whole_number
-from dtrain.topology import Topology
+from dtrain.environments.environment import Environment, checked_topology, not_detected, whole_number
+from dtrain.environments.topology import Topology
 
 _NUMBER, _INDEX, _FIRST, _PORT = "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"
 _FIRST_HOST = re.compile(r"(?P<stem>[a-z0-9-]+-0-)0(?P<domain>\.[a-z0-9.-]+)")

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtrain.base.counts import parse_count
-from dtrain.cluster import settings
-from dtrain.cluster.environment import Environment, not_detected
-from dtrain.cluster.sockets import host_problem
+from dtrain.base.tcp import host_problem
+from dtrain.environments import settings
+from dtrain.environments.environment import Environment, not_detected
+from dtrain.environments.topology import MOST_TASKS, Topology
 from dtrain.errors import ClusterConfigError
-from dtrain.topology import MOST_TASKS, Topology
 
 _PORTS = range(10_000, 32_000)  # below those that Linux gives to programs that ask for any
 _PORTS_OF_A_JOB = 100  # the distance between the first ports of two consecutive jobs

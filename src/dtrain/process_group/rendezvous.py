@@ -17,20 +17,9 @@ from typing import Any
 
 from dtrain.base.clock import REAL, Clock, Deadline
 from dtrain.base.plain_text import cleaned
-from dtrain.cluster import settings
-from dtrain.cluster.logged_wait import LoggedWait
-from dtrain.cluster.proof import introduce
-from dtrain.cluster.rendezvous_lines import (
-    ERRORS,
-    MESSAGE_LIMIT,
-    Connection,
-    Lines,
-    handshake_with_first,
-    missing_error,
-)
-from dtrain.cluster.rendezvous_server import HELLO_PATIENCE, RendezvousServer
-from dtrain.cluster.secret import Secret, job_secret
-from dtrain.cluster.sockets import EXHAUSTED, bind_everywhere, connect_to, listen_at, resolves, split_address
+from dtrain.base.tcp import EXHAUSTED, bind_everywhere, connect_to, listen_at, resolves, split_address
+from dtrain.environments import settings
+from dtrain.environments.topology import Task, Topology
 from dtrain.errors import (
     ClusterConfigError,
     ConfigurationError,
@@ -38,7 +27,18 @@ from dtrain.errors import (
     PeerMissingError,
     PortInUseError,
 )
-from dtrain.topology import Task, Topology
+from dtrain.process_group.logged_wait import LoggedWait
+from dtrain.process_group.proof import introduce
+from dtrain.process_group.rendezvous_lines import (
+    ERRORS,
+    MESSAGE_LIMIT,
+    Connection,
+    Lines,
+    handshake_with_first,
+    missing_error,
+)
+from dtrain.process_group.rendezvous_server import HELLO_PATIENCE, RendezvousServer
+from dtrain.process_group.secret import Secret, job_secret
 
 _PORT_PATIENCE = 2.0  # seconds that a port may still be held by a process that is just ending
 _FIRST_PAUSE = 0.01  # seconds between the first tries to connect, because tasks often start together

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from dtrain.base.clock import REAL, Clock
 from dtrain.base.plain_text import cleaned
-from dtrain.cluster.rendezvous_lines import Connection
-from dtrain.cluster.sockets import notice_broken_link
+from dtrain.base.tcp import notice_broken_link
 from dtrain.errors import AuthenticationError, PeerMissingError
+from dtrain.process_group.rendezvous_lines import Connection
 
 _HEADER = struct.Struct("!BQQ")  # the kind, a number, and the size of the body
 _SIZE = struct.Struct("!Q")

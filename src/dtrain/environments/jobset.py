@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from dtrain.cluster.environment import Environment, checked_topology, whole_number
+from dtrain.environments.environment import Environment, checked_topology, whole_number
+from dtrain.environments.topology import MOST_TASKS, Topology
 from dtrain.errors import ClusterConfigError
-from dtrain.topology import MOST_TASKS, Topology
 
 PORT = 2222
 """The port on which each task serves; each has a pod, and so an address, of its own."""

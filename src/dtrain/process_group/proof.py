@@ -24,7 +24,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from dtrain.base.clock import Deadline
-from dtrain.cluster.secret import SIZE, Secret
+from dtrain.process_group.secret import SIZE, Secret
 
 _CHECK_SECONDS = 0.5  # seconds between two calls of `while_waiting`
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 
-from dtrain.cluster.environment import Environment, not_detected
-from dtrain.topology import Topology
+from dtrain.environments.environment import Environment, not_detected
+from dtrain.environments.topology import Topology
 
 
 class TFConfig(Environment):

@@ -9,17 +9,17 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from dtrain.cluster import mpi, settings, variables
-from dtrain.cluster.environment import Environment, not_detected
-from dtrain.cluster.jobset import JobSet
-from dtrain.cluster.kubeflow import KubeflowTrainJob
-from dtrain.cluster.mpi import MPIStart
-from dtrain.cluster.ray import RAY
-from dtrain.cluster.slurm import SlurmStep
-from dtrain.cluster.tf_config import TFConfig
-from dtrain.cluster.tpu_vm import TPUHosts
+from dtrain.environments import mpi_start, settings, shown_variables
+from dtrain.environments.environment import Environment, not_detected
+from dtrain.environments.jobset import JobSet
+from dtrain.environments.kubeflow import KubeflowTrainJob
+from dtrain.environments.mpi_start import MPIStart
+from dtrain.environments.ray_workers import RAY
+from dtrain.environments.slurm_step import SlurmStep
+from dtrain.environments.tf_config import TFConfig
+from dtrain.environments.topology import Topology
+from dtrain.environments.tpu_vm import TPUHosts
 from dtrain.errors import ConfigurationError
-from dtrain.topology import Topology
 
 
 class _Joined(Environment):
@@ -146,10 +146,10 @@ def describe() -> dict[str, Any]:
         "environment": next(iter(names), None),
         "also_found": names[1:],
         "precedence": [*ENVIRONMENTS],
-        "schedulers": variables.schedulers(),
+        "schedulers": shown_variables.schedulers(),
     }
     if MPIStart.name in names:
-        about["mpi"] = mpi.kind()
+        about["mpi"] = mpi_start.kind()
     if topology is None:
         return about
     return about | {"task": str(topology.task), "jobs": {job: [*each] for job, each in topology.jobs.items()}}

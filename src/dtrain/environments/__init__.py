@@ -1,14 +1,12 @@
-"""Finds the job that this process is part of, from its environment, and connects it to its peers.
+"""Finds the job that this process is part of, and this machine's place in it, from the environment variables.
 
-Each kind of environment has a file and an entry in `environments`; `settings` has dtrain's own variables.
+Each kind of environment has a file and an entry in `detected_job`; `settings` has dtrain's own variables.
 This package starts no process and chooses no strategy.
 """
 
 from __future__ import annotations
 
-from dtrain.cluster import mpi, settings
-from dtrain.cluster.environment import Environment
-from dtrain.cluster.environments import (
+from dtrain.environments.detected_job import (
     current,
     describe,
     how_to_disable,
@@ -20,7 +18,7 @@ from dtrain.cluster.environments import (
     register,
     without_task,
 )
-from dtrain.cluster.rendezvous import run_rendezvous
+from dtrain.environments.environment import Environment
 
 __all__ = [
     "Environment",
@@ -30,11 +28,8 @@ __all__ = [
     "join",
     "known_to_tensorflow",
     "local_rank",
-    "mpi",
     "origin",
     "plain_environment",
     "register",
-    "run_rendezvous",
-    "settings",
     "without_task",
 ]

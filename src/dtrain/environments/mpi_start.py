@@ -19,12 +19,12 @@ from typing import Any
 
 from dtrain.base.clock import REAL, Clock
 from dtrain.base.counts import parse_count
-from dtrain.cluster import settings, slurm
-from dtrain.cluster.environment import Environment
-from dtrain.cluster.sockets import bind_everywhere, loopback_host, resolves, source_towards
-from dtrain.cluster.tf_config import TFConfig
+from dtrain.base.tcp import bind_everywhere, loopback_host, resolves, source_towards
+from dtrain.environments import settings, slurm_step
+from dtrain.environments.environment import Environment
+from dtrain.environments.tf_config import TFConfig
+from dtrain.environments.topology import MOST_TASKS, Topology
 from dtrain.errors import MPIError, PeerMissingError
-from dtrain.topology import MOST_TASKS, Topology
 
 _LEAVING = 7_061  # the MPI tag of a rank's last message, which says that its program ends
 _CHECK_INTERVAL = 0.01  # seconds between two checks for the other ranks' last messages
@@ -180,7 +180,7 @@ def _own_start() -> tuple[str, int, int] | None:
     Many clusters make every `srun` an MPI start (`MpiDefault`). Without mpi4py it is a Slurm step only.
     """
     found = _found_in(os.environ) if settings.mpi_enabled() else None
-    is_step = found is not None and found[0] != "Open MPI" and found[1:] == slurm.task()
+    is_step = found is not None and found[0] != "Open MPI" and found[1:] == slurm_step.task()
     return None if is_step and not installed() else found
 
 

@@ -13,17 +13,15 @@ from typing import Any, NoReturn
 
 from dtrain.base.clock import REAL, Clock
 from dtrain.base.log import logger
-from dtrain.cluster import settings
-from dtrain.cluster.control import CHIEF, FINISH_TIME, Control, ask
-from dtrain.cluster.logged_wait import LOG_INTERVAL, LoggedWait, remaining_wait
-from dtrain.cluster.rendezvous import hold_port, log_to_stderr
-from dtrain.cluster.sockets import (
+from dtrain.base.tcp import (
     answers_at,
     bind_everywhere,
     host_towards,
     split_address,
     this_process_listens_on,
 )
+from dtrain.environments import settings
+from dtrain.environments.topology import SERVING_JOBS, Topology
 from dtrain.errors import (
     ClusterConfigError,
     PeerMissingError,
@@ -31,7 +29,9 @@ from dtrain.errors import (
     ServingEnded,
     TaskFailedError,
 )
-from dtrain.topology import SERVING_JOBS, Topology
+from dtrain.process_group.control import CHIEF, FINISH_TIME, Control, ask
+from dtrain.process_group.logged_wait import LOG_INTERVAL, LoggedWait, remaining_wait
+from dtrain.process_group.rendezvous import hold_port, log_to_stderr
 
 __all__ = ["ask", "check_roles", "serve", "wait_for_servers", "with_chief"]
 

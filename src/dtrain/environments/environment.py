@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from dtrain.base.counts import parse_count
+from dtrain.environments.topology import MOST_TASKS, Topology
 from dtrain.errors import ClusterConfigError
-from dtrain.topology import MOST_TASKS, Topology
 
 
 class Environment(abc.ABC):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from dtrain.cluster.environment import Environment, checked_topology, whole_number
-from dtrain.topology import Topology
+from dtrain.environments.environment import Environment, checked_topology, whole_number
+from dtrain.environments.topology import Topology
 
 PORT = 2222
 """The port on which each host's task serves."""

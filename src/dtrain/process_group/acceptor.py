@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from dtrain.base.clock import REAL, Clock, Deadline
 from dtrain.base.log import logger
-from dtrain.cluster.proof import Handshake
-from dtrain.cluster.sockets import accept
+from dtrain.base.tcp import accept
+from dtrain.process_group.proof import Handshake
 
 _PATIENCE = 2.0  # seconds within which a connection must prove that it knows the secret
 _MOST_UNAUTHENTICATED = 64  # connections without a proof that may be open; beyond that, the oldest are closed

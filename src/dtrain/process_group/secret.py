@@ -17,10 +17,10 @@ import stat
 from pathlib import Path
 from typing import NoReturn
 
-from dtrain.cluster import environments, settings
-from dtrain.cluster.sockets import split_address
+from dtrain.base.tcp import split_address
+from dtrain.environments import detected_job, settings
+from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError
-from dtrain.topology import Topology
 
 VARIABLE = "DTRAIN_SECRET_FILE"
 """The environment variable that names the file; see `settings.secret_file`."""
@@ -88,10 +88,10 @@ def job_secret(topology: Topology, shared: Path = SHARED) -> Secret | None:
     path = settings.secret_file()
     if path is not None:
         return read_secret(path)
-    for environment in environments.found():
+    for environment in detected_job.found():
         if (agreed := environment.secret()) is not None:
             return Secret(agreed, environment.label)
-    folders = [environment.secret_folder() for environment in environments.found()]
+    folders = [environment.secret_folder() for environment in detected_job.found()]
     if on_loopback(topology):
         folders.append(user_folder(shared))
     found = (_of_this_user(folder) for folder in folders if folder is not None)

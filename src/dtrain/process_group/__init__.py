@@ -1,0 +1,1 @@
+"""The workers of a job as one group: they meet, stay connected, and exchange small values."""
