@@ -14,11 +14,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from dtrain.launch.hosts.nodes import NodesLauncher, join_nodes
+from dtrain.launch.hosts.nodes_launcher import NodesLauncher, join_nodes
+from dtrain.launch.job.job_session import Session
+from dtrain.launch.job.spec import JobSpec, Nodes
 from dtrain.launch.launchers import LAUNCHERS
-from dtrain.launch.ports import reserve_ports
-from dtrain.launch.session import Session
-from dtrain.launch.spec import JobSpec, Nodes
+from dtrain.launch.local_processes.ports import reserve_ports
 
 
 class LoopbackNodes(NodesLauncher):

@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 import os
 
-from dtrain.launch.hosts.ray import RayLauncher
+from dtrain.launch.hosts.ray_launcher import RayLauncher
+from dtrain.launch.job.job_session import Session
+from dtrain.launch.job.ray_cluster import RayCluster
+from dtrain.launch.job.spec import JobSpec
 from dtrain.launch.launchers import LAUNCHERS
-from dtrain.launch.ray_cluster import RayCluster
-from dtrain.launch.session import Session
-from dtrain.launch.spec import JobSpec
 
 
 class LoopbackRay(RayLauncher):

@@ -10,10 +10,10 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-from dtrain.launch.hosts.ssh import SSHLauncher
+from dtrain.launch.hosts.ssh_launcher import SSHLauncher
+from dtrain.launch.job.job_session import Session
+from dtrain.launch.job.spec import JobSpec, SSHHosts
 from dtrain.launch.launchers import LAUNCHERS
-from dtrain.launch.session import Session
-from dtrain.launch.spec import JobSpec, SSHHosts
 
 
 class LoopbackSSH(SSHLauncher):

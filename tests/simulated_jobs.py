@@ -21,15 +21,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dtrain.environments.topology import Task
-from dtrain.launch.environment import local_topologies
-from dtrain.launch.launcher import Assignment, Launcher
-from dtrain.launch.parameter_servers import ParameterServerJob
-from dtrain.launch.processes import JobOutcome
-from dtrain.launch.reports import exit_status
-from dtrain.launch.session import Session
-from dtrain.launch.spec import JobSpec
-from dtrain.launch.synchronous import SynchronousJob
-from dtrain.launch.task_handle import Event, TaskCommand, TaskHandle
+from dtrain.launch.job.job_session import Session
+from dtrain.launch.job.launcher import Assignment, Launcher
+from dtrain.launch.job.spec import JobSpec
+from dtrain.launch.job.task_environment import local_topologies
+from dtrain.launch.job.task_handle import Event, TaskCommand, TaskHandle
+from dtrain.launch.supervision.parameter_servers import ParameterServerJob
+from dtrain.launch.supervision.reports import exit_status
+from dtrain.launch.supervision.running_tasks import JobOutcome
+from dtrain.launch.supervision.synchronous import SynchronousJob
 from dtrain.task.task_messages import (
     CheckpointNote,
     ConnectedNote,

@@ -19,9 +19,9 @@ _SEAMS = {
     "register_environment": "dtrain.environments.detected_job.register",
     # launchers
     "LAUNCHERS": "dtrain.launch.launchers.LAUNCHERS",
-    "Launcher": "dtrain.launch.launcher.Launcher",
-    "LocalLauncher": "dtrain.launch.local_launcher.LocalLauncher",
-    "MARK_VARIABLE": "dtrain.launch.guard.MARK_VARIABLE",
+    "Launcher": "dtrain.launch.job.launcher.Launcher",
+    "LocalLauncher": "dtrain.launch.local_processes.local_launcher.LocalLauncher",
+    "MARK_VARIABLE": "dtrain.launch.local_processes.guard.MARK_VARIABLE",
     "launch_local": "dtrain.launch.local.launch_local",
     # transports
     "Calls": "dtrain.collectives.calls.Calls",
@@ -90,11 +90,11 @@ if TYPE_CHECKING:
     from dtrain.environments.topology import Topology
     from dtrain.keras_engine.gradient_hook import HOOKS, GradientHook, LocalSGD
     from dtrain.keras_engine.peer_exchange import exchange
-    from dtrain.launch.guard import MARK_VARIABLE
-    from dtrain.launch.launcher import Launcher
+    from dtrain.launch.job.launcher import Launcher
     from dtrain.launch.launchers import LAUNCHERS
     from dtrain.launch.local import launch_local
-    from dtrain.launch.local_launcher import LocalLauncher
+    from dtrain.launch.local_processes.guard import MARK_VARIABLE
+    from dtrain.launch.local_processes.local_launcher import LocalLauncher
     from dtrain.partition.layouts import Sharded
     from dtrain.partition.partition import Partitioned, by_batch
     from dtrain.partition.partitioner import rule

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtrain.launch.ports import reserve_ports
+from dtrain.launch.local_processes.ports import reserve_ports
 from server_processes import ByHand
 
 

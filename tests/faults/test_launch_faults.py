@@ -25,7 +25,7 @@ if fault == "absent" and place == 1 and attempt in (1, 2):
 import keras
 import numpy as np
 import dtrain
-from dtrain.launch import priority
+from dtrain.launch.local_processes import priority
 
 strategy = dtrain.MultiWorkerMirroredStrategy()
 keras.utils.set_random_seed(3)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dtrain.launch import guard
+from dtrain.launch.local_processes import guard
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.long]
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from dtrain.launch.hosts.control_plane import LOST
-from dtrain.launch.ports import reserve_ports
+from dtrain.launch.local_processes.ports import reserve_ports
 from processes import wait_until
 
 # A worker without TensorFlow, which ends when it is told to.

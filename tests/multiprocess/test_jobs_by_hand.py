@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dtrain.environments.topology import Topology
-from dtrain.launch.ports import reserve_ports
+from dtrain.launch.local_processes.ports import reserve_ports
 from dtrain.strategies import common
 
 pytestmark = pytest.mark.long

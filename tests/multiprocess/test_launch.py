@@ -19,9 +19,9 @@ import pytest
 
 from dtrain.errors import ConfigurationError
 from dtrain.launch import launch_local
-from dtrain.launch.guard import marked_processes
-from dtrain.launch.output import visible_line
-from dtrain.launch.ports import reserve_ports
+from dtrain.launch.job.task_output import visible_line
+from dtrain.launch.local_processes.guard import marked_processes
+from dtrain.launch.local_processes.ports import reserve_ports
 from processes import alive, traces, wait_until
 from refusals import refused
 

@@ -25,11 +25,11 @@ import guide
 from dtrain.environments.topology import Task
 from dtrain.errors import ConfigurationError
 from dtrain.launch import launch_local
-from dtrain.launch.launcher import Assignment
+from dtrain.launch.job.launcher import Assignment
+from dtrain.launch.job.task_handle import TaskCommand
 from dtrain.launch.launchers import LAUNCHERS
-from dtrain.launch.local_launcher import LocalLauncher
-from dtrain.launch.local_process import LocalProcess
-from dtrain.launch.task_handle import TaskCommand
+from dtrain.launch.local_processes.local_launcher import LocalLauncher
+from dtrain.launch.local_processes.local_process import LocalProcess
 from mpi_jobs import needs_mpi
 from processes import alive, processes_with, traces, wait_until
 from ray_nodes import ACCESS, needs_ray, ray_node

@@ -19,7 +19,7 @@ import pytest
 from dtrain.base.tcp import answers_at, this_process_listens_on
 from dtrain.environments.topology import Topology
 from dtrain.errors import ClusterConfigError, PortInUseError
-from dtrain.launch.ports import reserve_ports
+from dtrain.launch.local_processes.ports import reserve_ports
 from dtrain.process_group.rendezvous import run_rendezvous
 from dtrain.process_group.rendezvous_lines import PROTOCOL
 from dtrain.process_group.rendezvous_server import describe_difference

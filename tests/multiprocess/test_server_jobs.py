@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from dtrain.errors import ConfigurationError
-from dtrain.launch import launch_local, parameter_servers
+from dtrain.launch import launch_local
+from dtrain.launch.supervision import parameter_servers
 from processes import alive
 from restart_jobs import WAIT_FOR
 

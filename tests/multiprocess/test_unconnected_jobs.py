@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dtrain.launch import launch_local
-from dtrain.launch.connections import Connections
+from dtrain.launch.supervision.connections import Connections
 
 TRAINS = """
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])

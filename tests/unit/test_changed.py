@@ -64,7 +64,7 @@ def test_without_the_commit_or_the_history_all_groups_run(
         ("src/dtrain/keras_engine/steps.py", set()),
         ("tests/unit/test_peers.py", set()),
         ("CHANGELOG.md", set()),
-        ("src/dtrain/launch/processes.py", ALL - {"oldest-row"}),
+        ("src/dtrain/launch/supervision/running_tasks.py", ALL - {"oldest-row"}),
         ("src/dtrain/collectives/mpi.py", {"engines"}),
         ("src/dtrain/upstream/keras.py", {"oldest-row"}),
         ("src/dtrain/data/sources.py", {"recipes", "pages"}),

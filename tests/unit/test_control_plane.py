@@ -17,9 +17,7 @@ import zmq
 
 from dtrain.errors import ConfigurationError, PeerMismatchError, PortInUseError
 from dtrain.launch.hosts import control_plane
-from dtrain.launch.hosts.control_plane import LEASE, LOST, ControlClient, ControlServer, key_pair
-from dtrain.launch.hosts.link import Link
-from dtrain.launch.hosts.messages import (
+from dtrain.launch.hosts.agent_messages import (
     LONGEST,
     VERSION,
     End,
@@ -31,7 +29,9 @@ from dtrain.launch.hosts.messages import (
     encode,
     parse,
 )
-from dtrain.launch.ports import reserve_ports
+from dtrain.launch.hosts.control_plane import LEASE, LOST, ControlClient, ControlServer, key_pair
+from dtrain.launch.hosts.reliable_link import Link
+from dtrain.launch.local_processes.ports import reserve_ports
 from dtrain.process_group.secret import Secret
 from given_clock import GivenClock
 from processes import wait_until

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dtrain.launch import guard
+from dtrain.launch.local_processes import guard
 
 WRITER = """
 import contextlib, os, sys

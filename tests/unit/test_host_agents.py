@@ -21,11 +21,9 @@ import pytest
 from dtrain import cli
 from dtrain.environments.topology import Task
 from dtrain.errors import ConfigurationError, PeerMismatchError, PeerMissingError
-from dtrain.launch.hosts import connection as connection_module
+from dtrain.launch.hosts import pipe_connection as connection_module
 from dtrain.launch.hosts.agent import Agent, Inbox, hello
-from dtrain.launch.hosts.connection import PipeConnection
-from dtrain.launch.hosts.control_plane import LEASE, LOST, ControlClient, ControlServer
-from dtrain.launch.hosts.messages import (
+from dtrain.launch.hosts.agent_messages import (
     End,
     Exited,
     Hello,
@@ -37,13 +35,15 @@ from dtrain.launch.hosts.messages import (
     Welcome,
     encode,
 )
-from dtrain.launch.hosts.nodes import NodesLauncher, _CoordinatorWatch, join_nodes, nodes_secret
-from dtrain.launch.hosts.remote import RemoteAgent
-from dtrain.launch.hosts.ssh import SSHLauncher
-from dtrain.launch.ports import reserve_ports
-from dtrain.launch.session import Session
-from dtrain.launch.spec import JobSpec, Nodes, SSHHosts
-from dtrain.launch.task_handle import TaskCommand
+from dtrain.launch.hosts.control_plane import LEASE, LOST, ControlClient, ControlServer
+from dtrain.launch.hosts.nodes_launcher import NodesLauncher, _CoordinatorWatch, join_nodes, nodes_secret
+from dtrain.launch.hosts.pipe_connection import PipeConnection
+from dtrain.launch.hosts.remote_agent import RemoteAgent
+from dtrain.launch.hosts.ssh_launcher import SSHLauncher
+from dtrain.launch.job.job_session import Session
+from dtrain.launch.job.spec import JobSpec, Nodes, SSHHosts
+from dtrain.launch.job.task_handle import TaskCommand
+from dtrain.launch.local_processes.ports import reserve_ports
 from dtrain.process_group.secret import write_secret
 from dtrain.task.task_messages import RemoveNote
 from given_clock import GivenClock

@@ -9,7 +9,7 @@ import pytest
 from dtrain import cli
 from dtrain.errors import ConfigurationError
 from dtrain.launch.hosts.host_list import parse_hosts, read_hostfile
-from dtrain.launch.hosts.ssh import passed_environment
+from dtrain.launch.hosts.ssh_launcher import passed_environment
 
 
 def test_hosts_keep_their_order_and_their_numbers() -> None:

@@ -23,7 +23,7 @@ from dtrain.environments.topology import MOST_TASKS, Topology
 from dtrain.environments.tpu_vm import TPUHosts
 from dtrain.errors import ClusterConfigError, ConfigurationError, DtrainError
 from dtrain.launch.hosts.host_list import parse_hosts, read_hostfile
-from dtrain.launch.spec import JobSpec
+from dtrain.launch.job.spec import JobSpec
 from hostile_files import is_untouched, put, victim
 
 DIGITS = "9" * 5000

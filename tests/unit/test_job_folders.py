@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dtrain.launch import job_folders
+from dtrain.launch.job import job_folders
 from processes import wait_until
 
 _HOLDER = """
 import sys
 import tempfile
-from dtrain.launch import job_folders
+from dtrain.launch.job import job_folders
 folder = job_folders.make(sys.argv[1])
 (folder / "secret").write_text("x")
 print(folder, flush=True)

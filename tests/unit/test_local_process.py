@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.launch.local_process import LocalProcess
+from dtrain.launch.local_processes.local_process import LocalProcess
 from processes import wait_until
 
 # Starts a child in its own session, and says by a file which number it has. It takes SIGUSR2 and goes on.

@@ -12,8 +12,8 @@ from dtrain.environments.detected_job import ENVIRONMENTS
 from dtrain.environments.shown_variables import schedulers
 from dtrain.environments.topology import Topology
 from dtrain.errors import MPIError
-from dtrain.launch.environment import task_environment
-from dtrain.launch.mpi_starter import Starter
+from dtrain.launch.job.task_environment import task_environment
+from dtrain.launch.mpi.mpi_starter import Starter
 from engine_variables import OPEN_MPI_RANK
 from refusals import refused
 

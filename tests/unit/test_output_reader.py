@@ -10,7 +10,7 @@ import selectors
 import pytest
 
 from dtrain.environments.topology import Task
-from dtrain.launch.output import Console, OutputReader
+from dtrain.launch.job.task_output import Console, OutputReader
 
 
 class _AfterAStop(selectors.DefaultSelector):

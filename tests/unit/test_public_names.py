@@ -53,6 +53,10 @@ ORDER = (
     "cli",
     "__main__",
 )
+# The same for the packages and modules inside a package.
+INSIDE = {
+    "launch": ("job", "local_processes", "supervision", "hosts", "mpi", "launchers", "child", "local spawn"),
+}
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names.split()}
 PRIVATE = ("keras.src", "tensorflow.python", "tensorflow.core")
 
@@ -118,6 +122,21 @@ def test_modules_import_only_what_stands_above_them() -> None:
         for target, line in targets.items()
         # The public face names every part, and loads each when it is first asked for.
         if name != "dtrain" and part(name) != part(target) and LEVEL[part(name)] <= LEVEL[part(target)]
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", INSIDE)
+def test_the_packages_inside_a_package_have_an_order_too(package: str) -> None:
+    level = {name: level for level, names in enumerate(INSIDE[package]) for name in names.split()}
+    inside = {name: name.split(".")[2] for name in MODULES if name.startswith(f"dtrain.{package}.")}
+    assert {*inside.values()} == {*level}
+    wrong = [
+        f"{MODULES[name].relative_to(SOURCE)}:{line}: {target}"
+        for name, targets in graph().items()
+        for target, line in targets.items()
+        if name in inside and target in inside and inside[name] != inside[target]
+        if level[inside[name]] <= level[inside[target]]
     ]
     assert wrong == []
 

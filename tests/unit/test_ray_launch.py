@@ -14,8 +14,8 @@ from dtrain.cli import launch as command
 from dtrain.cli.parser import Parser
 from dtrain.errors import ConfigurationError, UnsupportedVersionError
 from dtrain.launch import launch_local
-from dtrain.launch.hosts import ray as launcher
-from dtrain.launch.ray_cluster import RayCluster
+from dtrain.launch.hosts import ray_launcher as launcher
+from dtrain.launch.job.ray_cluster import RayCluster
 
 
 @pytest.mark.parametrize(

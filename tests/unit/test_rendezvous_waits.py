@@ -18,7 +18,7 @@ from dtrain.base.clock import REAL
 from dtrain.base.tcp import accept, answers_at
 from dtrain.environments.topology import Topology
 from dtrain.errors import PeerMismatchError, PeerMissingError, PortInUseError
-from dtrain.launch.ports import reserve_ports
+from dtrain.launch.local_processes.ports import reserve_ports
 from dtrain.process_group import serving
 from dtrain.process_group.control import Control
 from dtrain.process_group.logged_wait import LoggedWait

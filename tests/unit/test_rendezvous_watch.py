@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtrain.environments.topology import Task
-from dtrain.launch.rendezvous_watch import RendezvousWatch
+from dtrain.launch.supervision.rendezvous_watch import RendezvousWatch
 from dtrain.task.task_messages import RendezvousNote
 from given_clock import GivenClock
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from dtrain.environments.topology import Task, Topology
-from dtrain.launch.attempt import JobRecord
-from dtrain.launch.connections import Connections
-from dtrain.launch.membership import Membership
-from dtrain.launch.parameter_servers import ParameterServerPolicy, ServerRestartRules
-from dtrain.launch.policy import Policy
-from dtrain.launch.processes import JobOutcome
-from dtrain.launch.reports import describe_exit, exit_status
-from dtrain.launch.restart_rules import Budget, Failure, RestartRules
-from dtrain.launch.spec import JobSpec
+from dtrain.launch.job.policy import Policy
+from dtrain.launch.job.spec import JobSpec
+from dtrain.launch.supervision.attempt import JobRecord
+from dtrain.launch.supervision.connections import Connections
+from dtrain.launch.supervision.membership import Membership
+from dtrain.launch.supervision.parameter_servers import ParameterServerPolicy, ServerRestartRules
+from dtrain.launch.supervision.reports import describe_exit, exit_status
+from dtrain.launch.supervision.restart_rules import Budget, Failure, RestartRules
+from dtrain.launch.supervision.running_tasks import JobOutcome
 from dtrain.task.task_messages import Progress
 from given_clock import GivenClock
 

@@ -24,9 +24,9 @@ from dtrain.collectives.transport import Facts
 from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError
 from dtrain.keras_engine import peer_exchange
-from dtrain.launch import rank_placeholder
-from dtrain.launch.local_launcher import LocalLauncher
-from dtrain.launch.session import Session
+from dtrain.launch.job.job_session import Session
+from dtrain.launch.local_processes.local_launcher import LocalLauncher
+from dtrain.launch.mpi import rank_placeholder
 from dtrain.process_group import secret as secrets
 from dtrain.process_group.secret import (
     Secret,

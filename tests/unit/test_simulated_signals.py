@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from dtrain.launch.processes import Job
+from dtrain.launch.supervision.running_tasks import Job
 from simulated_jobs import FOR_EVER, SimulatedJob, SimulatedTask, Steps, saves
 
 INT, KILL, TERM, USR1 = signal.SIGINT, signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1

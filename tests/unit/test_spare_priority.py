@@ -10,8 +10,8 @@ import pytest
 
 PROGRAM = """
 import os, sys
-from dtrain.launch import priority
-from dtrain.launch.preload import _unimportant
+from dtrain.launch.local_processes import priority
+from dtrain.launch.local_processes.preload import _unimportant
 
 def own():
     return os.getpriority(os.PRIO_PROCESS, 0), priority.of_session(os.getpid())

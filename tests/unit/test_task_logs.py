@@ -12,8 +12,8 @@ import pytest
 from dtrain.base import safe_files
 from dtrain.environments.topology import Task
 from dtrain.errors import ConfigurationError
-from dtrain.launch import task_logs
-from dtrain.launch.task_logs import TaskLogs
+from dtrain.launch.job import task_logs
+from dtrain.launch.job.task_logs import TaskLogs
 from hostile_files import is_untouched, victim
 from processes import wait_until
 

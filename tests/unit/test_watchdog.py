@@ -12,8 +12,8 @@ from types import MappingProxyType
 import pytest
 
 from dtrain.environments.topology import Task
-from dtrain.launch.local_process import is_stopped
-from dtrain.launch.watchdog import Diagnosis, Watchdog
+from dtrain.launch.local_processes.local_process import is_stopped
+from dtrain.launch.supervision.watchdog import Diagnosis, Watchdog
 from dtrain.task.task_messages import Progress
 from given_clock import GivenClock
 from processes import wait_until

@@ -230,7 +230,7 @@ PARENT = """
 import os, subprocess, sys, time
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-import dtrain.launch.exec_child as bound
+import dtrain.launch.local_processes.exec_child as bound
 from tests.zygote import caller
 caller.install()
 waits = [sys.executable, "-c", "import signal; signal.pause()  # tensorflow"]

@@ -15,11 +15,11 @@ from typing import NamedTuple, TextIO
 from dtrain.bench.background_load import BackgroundLoad
 from dtrain.bench.plan import BenchOptions, Row
 from dtrain.environments.topology import Task
-from dtrain.launch.environment import measured_environment
-from dtrain.launch.local_launcher import LocalLauncher
-from dtrain.launch.processes import Job, TaskCommand
-from dtrain.launch.reports import describe_exit
-from dtrain.launch.session import Session
+from dtrain.launch.job.job_session import Session
+from dtrain.launch.job.task_environment import measured_environment
+from dtrain.launch.local_processes.local_launcher import LocalLauncher
+from dtrain.launch.supervision.reports import describe_exit
+from dtrain.launch.supervision.running_tasks import Job, TaskCommand
 
 
 class StoppedError(Exception):

@@ -305,7 +305,7 @@ def _launch_node(command: list[str], args: argparse.Namespace, options: dict[str
         ConfigurationError: an option of several machines is missing, or excludes another one.
     """
     from dtrain.environments.gpus import visible_gpus
-    from dtrain.launch.spec import Nodes
+    from dtrain.launch.job.spec import Nodes
 
     written = given_options(args, own_fields(NodeOptions))
     given = {name: value for name, value in written.items() if value is not None}
@@ -335,7 +335,7 @@ def _launch_node(command: list[str], args: argparse.Namespace, options: dict[str
         interface=given.get("interface"),
     )
     if nodes.rank:
-        from dtrain.launch.hosts.nodes import join_nodes
+        from dtrain.launch.hosts.nodes_launcher import join_nodes
 
         return join_nodes(nodes, command)
     return launch(
@@ -355,7 +355,7 @@ def _launch_on_hosts(command: list[str], args: argparse.Namespace, options: dict
         ConfigurationError: the hosts are malformed, or an option excludes another one.
     """
     from dtrain.launch.hosts.host_list import parse_hosts, read_hostfile
-    from dtrain.launch.spec import SSHHosts
+    from dtrain.launch.job.spec import SSHHosts
 
     given = given_options(args, own_fields(HostOptions)) | given_options(args, own_fields(NodeOptions))
     name = "hosts" if "hosts" in given else "hostfile"

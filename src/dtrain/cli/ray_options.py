@@ -1,6 +1,6 @@
 """The options of a job on a Ray cluster, for `dtrain launch`, and the job that they describe.
 
-Nothing of Ray is imported here; `dtrain.launch.hosts.ray` uses it.
+Nothing of Ray is imported here; `dtrain.launch.hosts.ray_launcher` uses it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dtrain.base.option_fields import declare, flag, given_options, option, own_
 from dtrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from dtrain.launch.ray_cluster import RayCluster
+    from dtrain.launch.job.ray_cluster import RayCluster
 
 
 def address(text: str) -> str:
@@ -24,7 +24,7 @@ def address(text: str) -> str:
     Raises:
         argparse.ArgumentTypeError: the text does not have the form of an address.
     """
-    from dtrain.launch.ray_cluster import is_address
+    from dtrain.launch.job.ray_cluster import is_address
 
     if not is_address(text):
         raise argparse.ArgumentTypeError(
@@ -90,7 +90,7 @@ def ray_cluster(args: argparse.Namespace, elsewhere: Mapping[str, Any]) -> RayCl
     Raises:
         ConfigurationError: an option needs `--ray`, or excludes it; or a value cannot be used.
     """
-    from dtrain.launch.ray_cluster import RayCluster
+    from dtrain.launch.job.ray_cluster import RayCluster
 
     given = given_options(args, own_fields(RayOptions))
     if not hasattr(args, "ray"):

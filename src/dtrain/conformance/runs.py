@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, TextIO
 from dtrain.conformance.layouts import LAYOUTS
 from dtrain.conformance.worker import READY, RESTART, START_SECONDS, result
 from dtrain.environments.topology import Task
-from dtrain.launch.environment import measured_environment
-from dtrain.launch.local_launcher import LocalLauncher
-from dtrain.launch.processes import Job, JobOutcome, TaskCommand
-from dtrain.launch.reports import describe_exit
-from dtrain.launch.session import Session
+from dtrain.launch.job.job_session import Session
+from dtrain.launch.job.task_environment import measured_environment
+from dtrain.launch.local_processes.local_launcher import LocalLauncher
+from dtrain.launch.supervision.reports import describe_exit
+from dtrain.launch.supervision.running_tasks import Job, JobOutcome, TaskCommand
 
 _VARIABLES = {"CUDA_VISIBLE_DEVICES": "-1", "KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2"}
 _TIMEOUT = "Timeout ("  # what faulthandler writes before it ends a process

@@ -24,7 +24,7 @@ from dtrain.data.arguments import is_function
 from dtrain.environments import plain_environment
 from dtrain.errors import ConfigurationError, DataError
 from dtrain.job import world_size
-from dtrain.launch.reports import describe_exit
+from dtrain.launch.supervision.reports import describe_exit
 from dtrain.upstream.datasets import read_from_service
 
 _START_SECONDS = 120.0

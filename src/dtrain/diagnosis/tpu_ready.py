@@ -17,11 +17,11 @@ from dtrain.diagnosis.check import CheckResult
 from dtrain.environments.detected_job import plain_environment
 from dtrain.environments.topology import Task
 from dtrain.errors import ProcessEnd
-from dtrain.launch.local_launcher import LocalLauncher
-from dtrain.launch.processes import Job, JobOutcome
-from dtrain.launch.reports import describe_exit
-from dtrain.launch.session import Session
-from dtrain.launch.task_handle import TaskCommand
+from dtrain.launch.job.job_session import Session
+from dtrain.launch.job.task_handle import TaskCommand
+from dtrain.launch.local_processes.local_launcher import LocalLauncher
+from dtrain.launch.supervision.reports import describe_exit
+from dtrain.launch.supervision.running_tasks import Job, JobOutcome
 
 _TASK = Task("script", 0)
 _VARIABLES = {"KERAS_BACKEND": "tensorflow", "TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"}

@@ -8,27 +8,27 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dtrain.base.words import known_word
-from dtrain.launch.launcher import Launcher
-from dtrain.launch.local_launcher import LocalLauncher
-from dtrain.launch.mpi_launcher import MPILauncher
-from dtrain.launch.session import Session
-from dtrain.launch.spec import JobSpec
+from dtrain.launch.job.job_session import Session
+from dtrain.launch.job.launcher import Launcher
+from dtrain.launch.job.spec import JobSpec
+from dtrain.launch.local_processes.local_launcher import LocalLauncher
+from dtrain.launch.mpi.mpi_launcher import MPILauncher
 
 
 def _on_nodes(session: Session, spec: JobSpec | None = None) -> Launcher:
-    from dtrain.launch.hosts.nodes import NodesLauncher  # late: most jobs need no ZeroMQ
+    from dtrain.launch.hosts.nodes_launcher import NodesLauncher  # late: most jobs need no ZeroMQ
 
     return NodesLauncher(session, spec)
 
 
 def _by_ssh(session: Session, spec: JobSpec | None = None) -> Launcher:
-    from dtrain.launch.hosts.ssh import SSHLauncher
+    from dtrain.launch.hosts.ssh_launcher import SSHLauncher
 
     return SSHLauncher(session, spec)
 
 
 def _on_ray(session: Session, spec: JobSpec | None = None) -> Launcher:
-    from dtrain.launch.hosts.ray import RayLauncher
+    from dtrain.launch.hosts.ray_launcher import RayLauncher
 
     return RayLauncher(session, spec)
 
@@ -36,7 +36,7 @@ def _on_ray(session: Session, spec: JobSpec | None = None) -> Launcher:
 def _by_mpi(session: Session, spec: JobSpec | None = None) -> Launcher:
     if spec is None or spec.hosts is None:
         return MPILauncher(session, spec)
-    from dtrain.launch.mpi_hosts import MPIHostsLauncher
+    from dtrain.launch.mpi.mpi_hosts import MPIHostsLauncher
 
     return MPIHostsLauncher(session, spec)
 

@@ -10,14 +10,14 @@ import signal
 from collections.abc import Sequence
 from typing import Any, TextIO
 
+from dtrain.launch.job.job_session import Session
+from dtrain.launch.job.limits import convert_limit_errors
+from dtrain.launch.job.spec import JobSpec
+from dtrain.launch.job.task_logs import kept_logs
 from dtrain.launch.launchers import make_launcher
-from dtrain.launch.limits import convert_limit_errors
-from dtrain.launch.parameter_servers import ParameterServerJob
-from dtrain.launch.reports import exit_status
-from dtrain.launch.session import Session
-from dtrain.launch.spec import JobSpec
-from dtrain.launch.synchronous import SynchronousJob
-from dtrain.launch.task_logs import kept_logs
+from dtrain.launch.supervision.parameter_servers import ParameterServerJob
+from dtrain.launch.supervision.reports import exit_status
+from dtrain.launch.supervision.synchronous import SynchronousJob
 
 
 @convert_limit_errors()

@@ -19,15 +19,15 @@ import cloudpickle
 from dtrain.environments.topology import Task
 from dtrain.errors import ConfigurationError, TaskFailedError, TaskTimeoutError
 from dtrain.launch import child
-from dtrain.launch.environment import local_topologies, task_environment, worker_tasks
-from dtrain.launch.limits import convert_limit_errors
-from dtrain.launch.local_launcher import LocalLauncher
-from dtrain.launch.ports import reserve_ports
-from dtrain.launch.processes import Job, JobOutcome
-from dtrain.launch.reports import describe_exit
-from dtrain.launch.session import Session
-from dtrain.launch.spec import check_integer
-from dtrain.launch.task_handle import TaskCommand
+from dtrain.launch.job.job_session import Session
+from dtrain.launch.job.limits import convert_limit_errors
+from dtrain.launch.job.spec import check_integer
+from dtrain.launch.job.task_environment import local_topologies, task_environment, worker_tasks
+from dtrain.launch.job.task_handle import TaskCommand
+from dtrain.launch.local_processes.local_launcher import LocalLauncher
+from dtrain.launch.local_processes.ports import reserve_ports
+from dtrain.launch.supervision.reports import describe_exit
+from dtrain.launch.supervision.running_tasks import Job, JobOutcome
 
 Result = TypeVar("Result")
 

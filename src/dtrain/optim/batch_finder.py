@@ -18,9 +18,9 @@ from dtrain.base.log import logger
 from dtrain.base.words import whole_number
 from dtrain.environments.topology import Task
 from dtrain.errors import ConfigurationError, TaskFailedError, TaskTimeoutError
-from dtrain.launch.environment import task_environment
-from dtrain.launch.reports import describe_exit
+from dtrain.launch.job.task_environment import task_environment
 from dtrain.launch.spawn import make_calls
+from dtrain.launch.supervision.reports import describe_exit
 from dtrain.optim.batch_trial import BatchTrial, names_memory, run_trial
 
 _CGROUP = Path("/proc/self/cgroup")

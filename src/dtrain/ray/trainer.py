@@ -11,7 +11,7 @@ from typing import Any
 
 from dtrain.environments.ray_workers import RAY
 from dtrain.errors import UnsupportedVersionError
-from dtrain.launch.hosts.ray import INSTALL, check_version
+from dtrain.launch.hosts.ray_launcher import INSTALL, check_version
 from dtrain.process_group.secret import SIZE
 
 check_version()

@@ -17,8 +17,8 @@ from typing import Any
 from dtrain.environments import current, settings
 from dtrain.environments.tpu_name import tpu_name
 from dtrain.errors import ConfigurationError, MPIError, UnsupportedVersionError
-from dtrain.launch.mpi_starter import find_starter
-from dtrain.launch.ports import reserve_ports
+from dtrain.launch.local_processes.ports import reserve_ports
+from dtrain.launch.mpi.mpi_starter import find_starter
 
 _PATIENCE = 300.0  # seconds that importing TensorFlow may take on a busy machine
 _PORTS = 4  # for a job of two workers, a chief and a parameter server

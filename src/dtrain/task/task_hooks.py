@@ -1,7 +1,7 @@
 """The launcher's hooks in a task: they report what failed, and let TensorFlow be imported faster.
 
-`launch/task_start/` calls `begin` before the program's first line. Every task imports this module, so it
-imports almost nothing itself. It sends no messages; `channel` does.
+`launch/local_processes/task_start/` calls `begin` before the program's first line. Every task imports this
+module, so it imports almost nothing itself. It sends no messages; `channel` does.
 """
 
 from __future__ import annotations

@@ -28,9 +28,7 @@ from dtrain.environments.gpus import visible_gpus
 from dtrain.environments.network_interfaces import interface_address
 from dtrain.environments.topology import Task
 from dtrain.errors import ConfigurationError, PeerMismatchError
-from dtrain.launch.hosts.connection import PipeConnection
-from dtrain.launch.hosts.control_plane import LEASE
-from dtrain.launch.hosts.messages import (
+from dtrain.launch.hosts.agent_messages import (
     Answer,
     Ask,
     End,
@@ -50,13 +48,15 @@ from dtrain.launch.hosts.messages import (
     Started,
     Welcome,
 )
-from dtrain.launch.local_launcher import LocalLauncher
-from dtrain.launch.local_process import LocalProcess
-from dtrain.launch.output import Console
-from dtrain.launch.ports import reserve_ports
-from dtrain.launch.restarts import remove_all
-from dtrain.launch.session import Session
-from dtrain.launch.task_handle import Event, TaskCommand, TaskHandle
+from dtrain.launch.hosts.control_plane import LEASE
+from dtrain.launch.hosts.pipe_connection import PipeConnection
+from dtrain.launch.job.job_session import Session
+from dtrain.launch.job.task_handle import Event, TaskCommand, TaskHandle
+from dtrain.launch.job.task_output import Console
+from dtrain.launch.local_processes.local_launcher import LocalLauncher
+from dtrain.launch.local_processes.local_process import LocalProcess
+from dtrain.launch.local_processes.ports import reserve_ports
+from dtrain.launch.supervision.restarts import remove_all
 from dtrain.task.task_messages import RemoveNote, line_of
 
 HERE = "here"

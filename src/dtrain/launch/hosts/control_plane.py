@@ -23,9 +23,17 @@ from dtrain.base.clock import REAL, Clock, Deadline, RunClock
 from dtrain.base.log import logger
 from dtrain.base.tcp import listen_at, loopback_host
 from dtrain.errors import PeerMismatchError, PortInUseError
+from dtrain.launch.hosts.agent_messages import (
+    LONGEST,
+    HostMessage,
+    Malformed,
+    OutputLine,
+    Refused,
+    encode,
+    parse,
+)
 from dtrain.launch.hosts.connection_limit import ConnectionLimit
-from dtrain.launch.hosts.link import Link
-from dtrain.launch.hosts.messages import LONGEST, HostMessage, Malformed, OutputLine, Refused, encode, parse
+from dtrain.launch.hosts.reliable_link import Link
 from dtrain.process_group.secret import Secret
 
 LOST = 30.0

@@ -1,0 +1,1 @@
+"""Starts the tasks of a job as processes of this machine."""

@@ -1,0 +1,1 @@
+"""Starts the tasks of a job as the ranks of an MPI start."""

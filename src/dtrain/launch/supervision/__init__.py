@@ -1,0 +1,1 @@
+"""Runs the attempts of a job: what a failure means, who is stuck, and what starts again."""
