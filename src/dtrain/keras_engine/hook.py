@@ -15,7 +15,7 @@ from dtrain.environments import settings
 _REPLACING = (
     "build",
     "convolutions",
-    "feed.data_feed",
+    "epoch_iterator",
     "files",
     "fitting",
     "gradients",

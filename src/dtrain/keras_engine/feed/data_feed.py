@@ -13,7 +13,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.asynchronous.epochs import make_asynchronous_epochs
 from dtrain.keras_engine.feed import sources
 from dtrain.keras_engine.feed.array_datasets import tf_dataset
 from dtrain.keras_engine.feed.position import DataPosition
@@ -27,26 +26,9 @@ from dtrain.keras_engine.feed.same_examples import (
 )
 from dtrain.keras_engine.groups import GroupIterator, Groups, batch_size_of, can_be_grouped
 from dtrain.keras_engine.loop import Call, CallSize, GroupCall, LastStep, current_loop
-from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, layout_of
+from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
 from dtrain.telemetry import events
 from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import keras_names
-from dtrain.upstream.reach import makes
-
-
-@makes(keras_names.EPOCH_ITERATOR)
-def make_epoch_iterator(original: Any) -> Any:
-    """The replacement of the trainer's epoch iterator class."""
-
-    class EpochIterator(DataFeed, original):  # type: ignore[misc]
-        """Keras' epoch iterator, over the batches of a data feed."""
-
-        def __new__(cls, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> Any:
-            return super().__new__(asynchronous if is_asynchronous(distribute_strategy) else cls)
-
-    asynchronous = make_asynchronous_epochs(EpochIterator)
-    EpochIterator.__name__, EpochIterator.__qualname__ = original.__name__, original.__qualname__
-    return EpochIterator
 
 
 class DataFeed(ResumableFeed):
