@@ -223,7 +223,7 @@ def serve(side: str, address: str, network: str) -> None:
 
 def make_blocks_long() -> None:
     """Makes blocks as long as with overlap; nothing else changes."""
-    from dtrain.keras_engine.asynchronous.block_sizes import BlockSizes
+    from dtrain.engine.parameter_server.block_sizes import BlockSizes
 
     BlockSizes._fewest = lambda self: LONG_BLOCK
 

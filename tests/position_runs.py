@@ -19,8 +19,8 @@ import tensorflow as tf
 
 import dtrain
 from dtrain.data import Pipeline
-from dtrain.keras_engine import hook
-from dtrain.keras_engine.loop import FitSession, Loop
+from dtrain.engine import install
+from dtrain.engine.loops.loop import FitSession, Loop
 from dtrain.upstream import keras_names
 
 ROWS, BATCH, EPOCHS = 22, 4, 3  # six batches, the last one short
@@ -279,7 +279,7 @@ def main(strategy_name: str) -> int:
     """Print every difference under a strategy; returns 1 if there is any, else 0."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    hook.install()
+    install.install()
     strategy = STRATEGIES[strategy_name]()
     found = []
     for name in SOURCES:

@@ -73,7 +73,7 @@ def numbers(count: int, r: int, dtype: Any = np.float32) -> np.ndarray:
 def dense_of_many_sizes(workers: Workers) -> None:
     import tensorflow as tf
 
-    from dtrain.keras_engine.context import all_reduce_sum
+    from dtrain.engine.replica.context import all_reduce_sum
 
     bases = [tf.constant(numbers(size // 4, 0)) for size in BYTES]
 
@@ -91,7 +91,7 @@ def many_at_once(workers: Workers) -> None:
     """Large and small tensors of several types, scalars among them, keep their order in one all-reduce."""
     import tensorflow as tf
 
-    from dtrain.keras_engine.context import all_reduce_sum
+    from dtrain.engine.replica.context import all_reduce_sum
 
     shapes = [(3, 5), (), (200, 200), (7,), (0, 4), (100_000,), (1, 1, 2)]
 
@@ -112,7 +112,7 @@ def many_at_once(workers: Workers) -> None:
 def kinds_of_numbers(workers: Workers) -> None:
     import tensorflow as tf
 
-    from dtrain.keras_engine.context import all_reduce_sum
+    from dtrain.engine.replica.context import all_reduce_sum
 
     names = ["float16", "bfloat16", "float32", "float64", "int32", "int64"]
     if workers.strategy.extended.dtrain_calls is not None:
@@ -139,7 +139,7 @@ def sparse_rows(workers: Workers) -> None:
     """Each replica has a different number of rows, the first has none; the sum stays sparse."""
     import tensorflow as tf
 
-    from dtrain.keras_engine.context import all_reduce_sum
+    from dtrain.engine.replica.context import all_reduce_sum
 
     def inside() -> Any:
         rows = replica() * 3
@@ -181,7 +181,7 @@ def whole_loops_in_one_call(workers: Workers) -> None:
     """Many steps in one graph: all-reduces, gathers of lengths that change each round, and a branch."""
     import tensorflow as tf
 
-    from dtrain.keras_engine.context import all_reduce_sum
+    from dtrain.engine.replica.context import all_reduce_sum
 
     strategy, replicas, rounds = workers.strategy, workers.replicas, 12
 
@@ -268,7 +268,7 @@ def results_that_are_kept(workers: Workers) -> None:
     """Results that a user keeps are not overwritten by later all-reduces."""
     import tensorflow as tf
 
-    from dtrain.keras_engine.context import all_reduce_sum
+    from dtrain.engine.replica.context import all_reduce_sum
 
     strategy = workers.strategy
     step = tf.function(
@@ -285,9 +285,9 @@ def results_that_are_kept(workers: Workers) -> None:
 def waiting_is_measured(workers: Workers) -> None:
     import tensorflow as tf
 
-    from dtrain.keras_engine.context import all_reduce_sum
-    from dtrain.keras_engine.peer_exchange import exchange
-    from dtrain.keras_engine.protocol import waiting_clock
+    from dtrain.engine.loops.peer_exchange import exchange
+    from dtrain.engine.replica.context import all_reduce_sum
+    from dtrain.interfaces.protocol import waiting_clock
 
     clock = waiting_clock(workers.strategy)
     if clock is None:
@@ -381,7 +381,7 @@ def local_sgd(workers: Workers) -> None:
     """Averaging every three steps gives the numbers of the algorithm, written by hand on one device."""
     import keras
 
-    from dtrain.keras_engine.gradient_hook import LocalSGD
+    from dtrain.interfaces.gradient_hook import LocalSGD
     from local_sgd_by_hand import by_hand
 
     x, y, made = regression()
@@ -405,7 +405,7 @@ def gradients_in_16_bits(workers: Workers) -> None:
     """Compressed gradients train as plain ones do, within the precision of the narrow type."""
     import keras
 
-    from dtrain.keras_engine.gradient_hook import hook_of
+    from dtrain.interfaces.gradient_hook import hook_of
 
     plain = fitted_with(workers, None, lambda: keras.optimizers.SGD(0.05))
     for name, precision in (("float16", 2.0**-11), ("bfloat16", 2.0**-8)):
@@ -419,7 +419,7 @@ def workers_out_of_step(workers: Workers) -> None:
     """Workers that all-reduce tensors of different sizes all raise an error; none waits for ever."""
     import tensorflow as tf
 
-    from dtrain.keras_engine.context import all_reduce_sum
+    from dtrain.engine.replica.context import all_reduce_sum
 
     layout = workers.strategy.dtrain_layout
     if workers.strategy.extended.dtrain_calls is None:

@@ -24,7 +24,7 @@ _PUBLIC = {
     "Trainer": "dtrain.trainer",
     "barrier": "dtrain.job",
     "broadcast": "dtrain.job",
-    "compare_copies": "dtrain.keras_engine.copies",
+    "compare_copies": "dtrain.engine.callbacks.copies",
     "get_strategy": "dtrain.strategies.default",
     "is_chief": "dtrain.job",
     "local_rank": "dtrain.job",
@@ -94,9 +94,9 @@ if TYPE_CHECKING:
 
     # isort: on
     from dtrain.checkpoint.backup_and_restore import BackupAndRestore
+    from dtrain.engine.callbacks.copies import compare_copies
     from dtrain.errors import DtrainError
     from dtrain.job import barrier, broadcast, is_chief, local_rank, rank, world_size
-    from dtrain.keras_engine.copies import compare_copies
     from dtrain.launch.spawn import spawn
     from dtrain.strategies.central_storage import CentralStorageStrategy
     from dtrain.strategies.default import get_strategy

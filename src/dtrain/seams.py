@@ -27,15 +27,15 @@ _SEAMS = {
     "Calls": "dtrain.collectives.calls.Calls",
     "Transport": "dtrain.collectives.transport.Transport",
     "check_peers": "dtrain.process_group.peers.check",
-    "exchange": "dtrain.keras_engine.peer_exchange.exchange",
+    "exchange": "dtrain.engine.loops.peer_exchange.exchange",
     "register_transport": "dtrain.collectives.transports.register",
     # storages
     "CheckpointIO": "dtrain.checkpoint.checkpoint_io.CheckpointIO",
     "register_storage": "dtrain.checkpoint.storages.register",
     # gradients
-    "HOOKS": "dtrain.keras_engine.gradient_hook.HOOKS",
-    "GradientHook": "dtrain.keras_engine.gradient_hook.GradientHook",
-    "LocalSGD": "dtrain.keras_engine.gradient_hook.LocalSGD",
+    "HOOKS": "dtrain.interfaces.gradient_hook.HOOKS",
+    "GradientHook": "dtrain.interfaces.gradient_hook.GradientHook",
+    "LocalSGD": "dtrain.interfaces.gradient_hook.LocalSGD",
     # rules of the partitioner
     "Partitioned": "dtrain.partition.partition.Partitioned",
     "Replicas": "dtrain.partition.replicas.Replicas",
@@ -83,13 +83,13 @@ if TYPE_CHECKING:
     from dtrain.collectives.calls import Calls
     from dtrain.collectives.transport import Transport
     from dtrain.collectives.transports import register as register_transport
+    from dtrain.engine.loops.peer_exchange import exchange
     from dtrain.environments.detected_job import current as current_job
     from dtrain.environments.detected_job import describe as describe_environment
     from dtrain.environments.detected_job import register as register_environment
     from dtrain.environments.environment import Environment
     from dtrain.environments.topology import Topology
-    from dtrain.keras_engine.gradient_hook import HOOKS, GradientHook, LocalSGD
-    from dtrain.keras_engine.peer_exchange import exchange
+    from dtrain.interfaces.gradient_hook import HOOKS, GradientHook, LocalSGD
     from dtrain.launch.job.launcher import Launcher
     from dtrain.launch.launchers import LAUNCHERS
     from dtrain.launch.local import launch_local

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import dtrain
-from dtrain.keras_engine import xla_rule
+from dtrain.engine.step import xla_rule
 
 X = np.random.default_rng(0).normal(size=(240, 6)).astype("float32")
 Y = (X.sum(axis=1, keepdims=True) > 0).astype("float32")

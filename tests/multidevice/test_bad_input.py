@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import dtrain
 from dtrain.errors import ConfigurationError, DataError, ScopeError
-from dtrain.keras_engine import protocol
+from dtrain.interfaces import protocol
 
 X = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
 Y = (X.sum(axis=1, keepdims=True) + np.linspace(0, 2, 24)[:, None]).astype("float32")

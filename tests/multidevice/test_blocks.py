@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dtrain.keras_engine.asynchronous.batches import BlockBuffer, BlockData, BlockReader, as_batch
-from dtrain.keras_engine.asynchronous.block_sizes import BlockSizes, Pace
-from dtrain.keras_engine.asynchronous.packing import Packing
-from dtrain.keras_engine.protocol import ServerLayout
+from dtrain.engine.parameter_server.block_batches import BlockBuffer, BlockData, BlockReader, as_batch
+from dtrain.engine.parameter_server.block_sizes import BlockSizes, Pace
+from dtrain.engine.parameter_server.packing import Packing
+from dtrain.interfaces.protocol import ServerLayout
 
 WORDS = ("float32", "int32", "uint32", "float64", "int64", "uint64")
 OTHERS = ("bool", "float16", "bfloat16", "int8", "complex64")

@@ -13,8 +13,8 @@ import pytest
 
 import dtrain
 import dtrain.checkpoint
+from dtrain.engine.callbacks import copies
 from dtrain.errors import ReplicaMismatchError
-from dtrain.keras_engine import copies
 
 X = np.random.default_rng(0).normal(size=(16, 4)).astype("float32")
 

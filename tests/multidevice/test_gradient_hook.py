@@ -15,10 +15,10 @@ import tensorflow as tf
 from keras import layers
 
 import dtrain
+from dtrain.engine.replica.context import all_reduce_sum
+from dtrain.engine.synchronisation import accumulation, weight_averages
 from dtrain.errors import ConfigurationError, StepError
-from dtrain.keras_engine import accumulation, weight_averages
-from dtrain.keras_engine.context import all_reduce_sum
-from dtrain.keras_engine.gradient_hook import HOOKS, GradientHook, LocalSGD
+from dtrain.interfaces.gradient_hook import HOOKS, GradientHook, LocalSGD
 from dtrain.optim import shard_state
 from given_clock import GivenClock
 from local_sgd_by_hand import by_hand as locally_by_hand

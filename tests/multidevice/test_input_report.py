@@ -14,9 +14,9 @@ import tensorflow as tf
 
 import dtrain
 from dtrain import monitor
-from dtrain.keras_engine.fit_reports import TimeReport
-from dtrain.keras_engine.input_advice import advice_for, tuned
-from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.engine.callbacks.fit_reports import TimeReport
+from dtrain.engine.feed.input_advice import advice_for, tuned
+from dtrain.interfaces.protocol import ReplicaLayout
 from dtrain.telemetry import events
 from given_clock import GivenClock
 

@@ -15,9 +15,12 @@ import pytest
 import tensorflow as tf
 
 import dtrain
-from dtrain.keras_engine import hook, noted_function, xla_rule, xla_steps
-from dtrain.keras_engine.loop import Call, CallSize, FitSession, LastStep
-from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.engine import install
+from dtrain.engine.execution import xla_steps
+from dtrain.engine.loops import noted_function
+from dtrain.engine.loops.loop import Call, CallSize, FitSession, LastStep
+from dtrain.engine.step import xla_rule
+from dtrain.interfaces.protocol import ReplicaLayout
 from dtrain.task import channel
 from dtrain.telemetry import events
 from dtrain.upstream import keras as upstream_keras
@@ -618,7 +621,7 @@ def test_the_optimizers_count_is_read_only_where_a_call_has_several_steps(
     monkeypatch.setattr(noted_function, "steps_counted", counted)
     monkeypatch.setattr(events, "_always", {})
     events.listen_always(listener)
-    hook.install()
+    install.install()
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", steps_per_execution=a_call)
     model.fit(X[:100], Y[:100], batch_size=BATCH, verbose=0)

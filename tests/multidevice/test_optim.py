@@ -15,9 +15,9 @@ import tensorflow as tf
 from keras import layers
 
 import dtrain
+from dtrain.engine.sharding.sharding_plan import owners_of
+from dtrain.engine.synchronisation import accumulation
 from dtrain.errors import ConfigurationError
-from dtrain.keras_engine import accumulation
-from dtrain.keras_engine.sharded_state import owners_of
 from dtrain.optim import (
     SparseLabelSmoothing,
     cosine_restarts,

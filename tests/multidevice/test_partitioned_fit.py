@@ -11,10 +11,10 @@ import tensorflow as tf
 from tests.partitioned_models import MODELS, ROWS, dense, trained
 
 import dtrain
+from dtrain.engine.step import eager_program
+from dtrain.engine.step.partitioned_steps import DividedFunction
 from dtrain.errors import StepError
-from dtrain.keras_engine import eager_program
-from dtrain.keras_engine.partitioned_steps import DividedFunction
-from dtrain.keras_engine.protocol import layout_of
+from dtrain.interfaces.protocol import layout_of
 
 
 def copies_of(made: Any) -> list[Any]:

@@ -16,15 +16,15 @@ import pytest
 import tensorflow as tf
 
 import dtrain
-from dtrain.keras_engine import hook
-from dtrain.keras_engine.asynchronous.batches import BlockReader, PassRows
-from dtrain.keras_engine.feed import array_datasets, arrays, passes, sources
-from dtrain.keras_engine.feed.array_datasets import ArrayDataset, tf_dataset
-from dtrain.keras_engine.feed.arrays import ArraySource
-from dtrain.keras_engine.feed.passes import BufferedPasses, Passes
-from dtrain.keras_engine.feed.sources import SplitDataset
-from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.rows import present_leaves
+from dtrain.engine import install
+from dtrain.engine.batches.batch_rows import present_leaves
+from dtrain.engine.feed import array_datasets, arrays, batch_sources, passes
+from dtrain.engine.feed.array_datasets import ArrayDataset, tf_dataset
+from dtrain.engine.feed.arrays import ArraySource
+from dtrain.engine.feed.batch_sources import SplitDataset
+from dtrain.engine.feed.passes import BufferedPasses, Passes
+from dtrain.engine.parameter_server.block_batches import BlockReader, PassRows
+from dtrain.interfaces.protocol import ReplicaLayout
 from dtrain.upstream.keras_names import ARRAYS
 from processes import wait_until
 
@@ -39,7 +39,7 @@ PLACES = [(0, 0), (1, 0), (3, 3), (4, 0)]
 
 @pytest.fixture(autouse=True)
 def _installed() -> None:
-    hook.install()
+    install.install()
 
 
 def made(rows: int, shuffle: Any, width: int = 2) -> ArraySource:
@@ -299,8 +299,8 @@ def test_an_iterator_ends_beside_the_program() -> None:
             done.set()
 
     done = threading.Event()
-    sources.start_deleting()
-    sources.delete_in_background(Held())
+    batch_sources.start_deleting()
+    batch_sources.delete_in_background(Held())
     assert done.wait()
     assert seen == ["dtrain-ended-iterator"]
 
@@ -320,11 +320,11 @@ def test_an_iterator_that_does_not_end_holds_up_no_other_one() -> None:
         waits.set()
         go_on.wait()
 
-    sources.start_deleting()
-    sources.delete_in_background(Ends(wait))
+    batch_sources.start_deleting()
+    batch_sources.delete_in_background(Ends(wait))
     try:
         assert waits.wait()
-        sources.delete_in_background(Ends(ended.set))
+        batch_sources.delete_in_background(Ends(ended.set))
         assert ended.wait()
     finally:
         go_on.set()

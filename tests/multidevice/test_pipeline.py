@@ -25,9 +25,9 @@ from dtrain.data import (
     write_array_records,
     write_tfrecords,
 )
+from dtrain.engine.batches.example_order import example_seeds, mixed, permuted
 from dtrain.errors import ConfigurationError, DataError, UnsupportedVersionError
-from dtrain.example_order import example_seeds, mixed, permuted
-from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.interfaces.protocol import ReplicaLayout
 from refusals import refused
 
 ROWS = 37

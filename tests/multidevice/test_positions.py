@@ -15,16 +15,16 @@ import tensorflow as tf
 
 import position_runs as runs
 from dtrain.data import Pipeline
+from dtrain.engine import install
 from dtrain.errors import DataError
-from dtrain.keras_engine import hook
-from dtrain.upstream import datasets as upstream_data
 from dtrain.upstream import keras_names
+from dtrain.upstream import tf_data as upstream_data
 from refusals import refused
 
 
 @pytest.fixture(scope="module")
 def strategies() -> dict[str, Any]:
-    hook.install()
+    install.install()
     return {name: make() for name, make in runs.STRATEGIES.items()}
 
 
@@ -164,7 +164,7 @@ def test_a_position_is_noted_by_a_few_calls(strategies: dict[str, Any]) -> None:
         assert calls < 300, (name, calls)
 
 
-# What `upstream/keras.py` and `upstream/datasets.py` read of objects.
+# What `upstream/keras.py` and `upstream/tf_data.py` read of objects.
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "arrays": ("_num_samples", "_batch_size", "_shuffle", "_inputs"),
     "PyDataset": ("py_dataset", "enqueuer", "shuffle", "_standardize_batch", "_get_iterator"),

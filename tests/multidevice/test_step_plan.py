@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import dtrain
-from dtrain.keras_engine import step_plan
+from dtrain.engine.step import step_plan
 from dtrain.telemetry import events
 
 ROWS = 40

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import dtrain
-from dtrain.keras_engine import tables
+from dtrain.engine.variables import tables
 
 IDS = np.array([[0, 2, 5], [5, 1, 1]], "int32")
 

@@ -26,10 +26,10 @@ from tensorflow.python.framework.func_graph import FuncGraph
 import dtrain
 import dtrain.upstream.keras as of_keras
 import dtrain.upstream.tensorflow as of_tensorflow
+from dtrain.engine import install
 from dtrain.errors import PeerMissingError, UnsupportedVersionError
-from dtrain.keras_engine import hook
-from dtrain.keras_engine.gradient_hook import GradientHook
-from dtrain.upstream import all_reaches, datasets, keras_names, processes, reach, tensorflow_names
+from dtrain.interfaces.gradient_hook import GradientHook
+from dtrain.upstream import all_reaches, keras_names, reach, servers, tensorflow_names, tf_data
 from dtrain.upstream import record as on_record
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.versions import check_versions
@@ -69,7 +69,7 @@ def test_a_class_is_found_by_the_name_that_a_later_keras_gives_it() -> None:
 
 @pytest.mark.parametrize("each", REACHES, ids=lambda each: each.label)
 def test_a_reach_is_there_as_it_was_written_against(each: reach.Reach) -> None:
-    hook.install()
+    install.install()
     assert each.resolve() is not None
     recorded = on_record.read_record()["places"][each.place]
     versions = recorded.get(each.signature(), {}).get(each.source(), "").split()
@@ -99,7 +99,7 @@ def test_the_record_of_a_name_has_all_versions_that_were_tested(each: reach.Reac
 
 
 def test_replacing_is_done_once_and_all_of_it_is_on_record() -> None:
-    hook.install()
+    install.install()
     replaced = {each.place: each.resolve() for each in REACHES if isinstance(each, reach.Replaced)}
     assert all(hasattr(found, "_dtrain_original") for found in replaced.values())
     reach.replace_all(REACHES)
@@ -199,7 +199,7 @@ def test_an_override_in_a_class_of_keras_is_left_alone() -> None:
 def test_a_checkpoint_is_saved_where_another_worker_has_just_made_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hook.install()
+    install.install()
     make = os.makedirs
 
     def later(path: Any) -> None:
@@ -233,7 +233,7 @@ def test_copies_have_methods_of_their_own() -> None:
 
 
 def test_models_under_no_strategy_of_dtrain_are_left_alone() -> None:
-    hook.install()
+    install.install()
     with tf.distribute.MirroredStrategy().scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
@@ -303,7 +303,7 @@ class TestFirstStep:
 
     @pytest.fixture(autouse=True)
     def unknown(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        hook.install()
+        install.install()
         monkeypatch.setattr(reach, "_unproven", ["SeedGenerator.next"])
 
     def fitted(self, **options: Any) -> list[np.ndarray]:
@@ -447,7 +447,7 @@ def test_a_function_is_called_by_its_name() -> None:
     def answer(text: np.ndarray) -> bytes:
         return b"heard " + bytes(text)
 
-    processes.register_python_function("dtrain/test", answer)
+    servers.register_python_function("dtrain/test", answer)
     (heard,) = tf.raw_ops.PyFunc(input=[tf.constant("this")], token="dtrain/test", Tout=[tf.string])
     assert heard.numpy() == b"heard this"
 
@@ -460,8 +460,8 @@ def test_datasets_from_a_function_are_known() -> None:
     split = strategy.experimental_distribute_dataset(
         tf.data.Dataset.from_tensor_slices(np.ones((4, 1))).batch(2)
     )
-    assert datasets.yields_replica_batches(made)
-    assert not datasets.yields_replica_batches(split)
+    assert tf_data.yields_replica_batches(made)
+    assert not tf_data.yields_replica_batches(split)
 
 
 def test_variables_are_numbered_in_the_order_they_are_made() -> None:
@@ -475,8 +475,8 @@ def test_variables_are_numbered_in_the_order_they_are_made() -> None:
 
 def test_tpu_systems() -> None:
     resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
-    assert processes.initialised_tpus() == []
-    assert not processes.tpu_is_initialised(resolver)
+    assert servers.initialised_tpus() == []
+    assert not servers.tpu_is_initialised(resolver)
 
 
 # What `upstream/keras.py` reads of objects.

@@ -18,8 +18,8 @@ import tensorflow as tf
 
 import dtrain
 from dtrain.data import Pipeline, array_records, tfrecords
+from dtrain.engine.feed.batch_sources import SplitDataset
 from dtrain.errors import DtrainError
-from dtrain.keras_engine.feed.sources import SplitDataset
 
 ROWS = 37
 X = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")

@@ -23,7 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 import dtrain
-from dtrain.keras_engine.context import all_reduce_sum
+from dtrain.engine.replica.context import all_reduce_sum
 
 def calls_before(tensor):
     found, left = set(), [tensor.op]

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from dtrain.keras_engine.asynchronous import block_sizes
+from dtrain.engine.parameter_server import block_sizes
 
 ROWS, BATCH, CLASSES = 330, 32, 3
 STEPS = -(-ROWS // BATCH)  # the last batch has 10 rows

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import dtrain
 from dtrain.errors import ConfigurationError
-from dtrain.keras_engine.gradient_hook import GradientHook
+from dtrain.interfaces.gradient_hook import GradientHook
 from dtrain.upstream import keras as upstream_keras
 
 from .common import BATCH, STEPS, classifier, data, iterations

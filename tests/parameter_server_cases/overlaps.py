@@ -16,8 +16,8 @@ import pytest
 import tensorflow as tf
 
 import dtrain
+from dtrain.engine.variables.tables import ELEMENTS
 from dtrain.errors import ConfigurationError
-from dtrain.keras_engine.tables import ELEMENTS
 from dtrain.strategies.parameter_server import ParameterServerStrategy
 
 from .common import BATCH, ROWS, STEPS, assert_close, classifier, data, iterations, sizes_by_counts

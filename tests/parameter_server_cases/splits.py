@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 import dtrain
-from dtrain.keras_engine.split_variables import is_split, parts_of
-from dtrain.keras_engine.tables import ELEMENTS
+from dtrain.engine.variables.split_variables import is_split, parts_of
+from dtrain.engine.variables.tables import ELEMENTS
 from dtrain.optim import LazyAdam
 
 from .common import assert_close

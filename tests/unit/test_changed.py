@@ -61,7 +61,7 @@ def test_without_the_commit_or_the_history_all_groups_run(
 @pytest.mark.parametrize(
     ("path", "run"),
     [
-        ("src/dtrain/keras_engine/steps.py", set()),
+        ("src/dtrain/engine/step/steps.py", set()),
         ("tests/unit/test_peers.py", set()),
         ("CHANGELOG.md", set()),
         ("src/dtrain/launch/supervision/running_tasks.py", ALL - {"oldest-row"}),

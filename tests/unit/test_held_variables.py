@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dtrain.keras_engine.asynchronous.held import HeldVariables
+from dtrain.engine.parameter_server.held_variables import HeldVariables
 
 
 def held(*values: Any) -> tuple[list[tf.Variable], HeldVariables]:

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from dtrain.keras_engine import host_writes
+from dtrain.engine.variables import host_writes
 
 DRAWN = np.random.default_rng(0).normal(size=(40, 30)).astype("float32")
 

@@ -26,12 +26,13 @@ ORDER = (
     "telemetry",
     "upstream",
     "partition",
+    "interfaces",
     "environments",
     "task",
     "process_group",
     "launch",
-    "sharding example_order",
-    "keras_engine",
+    "sharding",
+    "engine",
     "collectives",
     "job",
     "strategies",
@@ -55,6 +56,23 @@ ORDER = (
 )
 # The same for the packages and modules inside a package.
 INSIDE = {
+    "engine": (
+        "batches",
+        "variables",
+        "replica",
+        "loops",
+        "sharding",
+        "synchronisation",
+        "step",
+        "feed",
+        "execution",
+        "parameter_server",
+        "updates",
+        "saving",
+        "callbacks",
+        "fit",
+        "install",
+    ),
     "launch": ("job", "local_processes", "supervision", "hosts", "mpi", "launchers", "child", "local spawn"),
 }
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names.split()}

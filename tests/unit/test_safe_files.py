@@ -146,7 +146,7 @@ ALLOWED = {
     "diagnosis/script_job.py": _OWN,
     "diagnosis/tpu_ready.py": _OWN,
     "diagnosis/tpu_trial.py": _OWN,
-    "keras_engine/scratch.py": "deletes folders that it has made and locked, and no links",
+    "engine/saving/scratch.py": "deletes folders that it has made and locked, and no links",
     "launch/child.py": _OWN,
     "launch/local_processes/guard.py": _OWN,
     "launch/hosts/agent.py": "opens os.devnull",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dtrain.keras_engine import scratch
+from dtrain.engine.saving import scratch
 
 # Holds a folder until it is killed; the module alone, without what its package imports.
 _HOLDER = """
@@ -56,10 +56,10 @@ def test_the_next_save_deletes_what_killed_ones_left_and_nothing_else(tmp_path: 
 def test_a_folder_takes_the_place_of_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, exchange: bool
 ) -> None:
-    from dtrain.keras_engine import files
+    from dtrain.engine.saving import saved_files
 
     if not exchange:  # as on file systems that cannot exchange two folders
-        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+        monkeypatch.setattr(saved_files, "_exchange", lambda one, other: False)
     target, written = tmp_path / "model", tmp_path / "written"
     written.mkdir()
     (written / "new").touch()
@@ -68,14 +68,14 @@ def test_a_folder_takes_the_place_of_what_is_there(
     elif there == "folder":
         target.mkdir()
         (target / "old").touch()
-    files.put(written, target)
+    saved_files.put(written, target)
     assert [each.name for each in target.iterdir()] == ["new"]
 
 
 def test_a_folder_that_cannot_be_put_there_is_an_error(tmp_path: Path) -> None:
-    from dtrain.keras_engine import files
+    from dtrain.engine.saving import saved_files
 
     written = tmp_path / "written"
     written.mkdir()
     with pytest.raises(FileNotFoundError):
-        files.put(written, tmp_path / "missing" / "model")
+        saved_files.put(written, tmp_path / "missing" / "model")

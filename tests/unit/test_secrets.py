@@ -21,9 +21,9 @@ import pytest
 
 from dtrain.checkpoint.coordinator import SaveProposal
 from dtrain.collectives.transport import Facts
+from dtrain.engine.loops import peer_exchange
 from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError
-from dtrain.keras_engine import peer_exchange
 from dtrain.launch.job.job_session import Session
 from dtrain.launch.local_processes.local_launcher import LocalLauncher
 from dtrain.launch.mpi import rank_placeholder

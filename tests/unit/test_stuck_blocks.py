@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from dtrain.keras_engine.asynchronous.runner import InFlightBlock
-from dtrain.keras_engine.asynchronous.stuck import StuckDetection
+from dtrain.engine.parameter_server.runner import InFlightBlock
+from dtrain.engine.parameter_server.stuck import StuckDetection
 from given_clock import GivenClock
 
 TIMEOUT = 60.0

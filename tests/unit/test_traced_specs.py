@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from dtrain.keras_engine.traced_specs import TracedSpecs, common_spec
+from dtrain.engine.batches.traced_specs import TracedSpecs, common_spec
 
 
 def spec(*shape: int | None, dtype: str = "float32") -> tf.TensorSpec:

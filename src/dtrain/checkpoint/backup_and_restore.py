@@ -20,9 +20,9 @@ from dtrain.checkpoint.session import BackupPlan, BackupSession
 from dtrain.checkpoint.storages import storage_of
 from dtrain.checkpoint.store import check_keep
 from dtrain.checkpoint.variables import TrainingVariables
+from dtrain.engine.install import install
 from dtrain.errors import ConfigurationError
-from dtrain.keras_engine.hook import install
-from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
+from dtrain.interfaces.protocol import ReplicaLayout, layout_of
 from dtrain.upstream import keras as upstream_keras
 
 _ended: collections.Counter[str] = collections.Counter()  # fits that have ended without an error, by folder
@@ -113,7 +113,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
         install()
 
     def dtrain_session(self, model: Any, arguments: dict[str, Any]) -> BackupSession:
-        """Makes the session that saves and restores one `fit`; see `dtrain.keras_engine.loop`."""
+        """Makes the session that saves and restores one `fit`; see `dtrain.engine.loops.loop`."""
         folder = self._folder()
         # If checkpoints are deleted at the end, each `fit` of a program has a folder of its own. A restarted
         # program then passes through each complete `fit` without training.

@@ -17,10 +17,10 @@ from dtrain.checkpoint.folder import CheckpointFolder
 from dtrain.checkpoint.storages import storage_of
 from dtrain.checkpoint.store import check_keep
 from dtrain.checkpoint.variables import TrainingVariables
+from dtrain.engine.callbacks.copies import check_copies
+from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.errors import ConfigurationError
-from dtrain.keras_engine.copies import check_copies
-from dtrain.keras_engine.peer_exchange import exchange
-from dtrain.keras_engine.protocol import ReplicaLayout, layout_of
+from dtrain.interfaces.protocol import ReplicaLayout, layout_of
 from dtrain.upstream import keras as upstream_keras
 
 

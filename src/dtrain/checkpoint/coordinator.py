@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtrain.base.clock import REAL, Clock
-from dtrain.keras_engine.peer_exchange import exchange, sendable
-from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.engine.loops.peer_exchange import exchange, sendable
+from dtrain.interfaces.protocol import ReplicaLayout
 
 _INTERVAL = 0.5  # seconds between two exchanges of proposals
 

@@ -18,9 +18,9 @@ from dtrain.checkpoint.storages import storage_of
 from dtrain.checkpoint.store import CheckpointStore
 from dtrain.checkpoint.stored import remove_all, remove_uncommitted
 from dtrain.checkpoint.variables import TrainingVariables
+from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.errors import CheckpointError
-from dtrain.keras_engine.peer_exchange import exchange
-from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.interfaces.protocol import ReplicaLayout
 from dtrain.task import channel
 from dtrain.telemetry import events
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from dtrain.base import safe_files
 from dtrain.checkpoint.storages import storage_of
-from dtrain.keras_engine.peer_exchange import exchange
-from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.engine.loops.peer_exchange import exchange
+from dtrain.interfaces.protocol import ReplicaLayout
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 from dtrain.base.clock import REAL, Clock
 from dtrain.base.log import logger
 from dtrain.environments import settings
-from dtrain.upstream import processes
+from dtrain.upstream import servers
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _ONE_NOTICE = 1.0  # seconds in which further signals count as the same notice
@@ -78,7 +78,7 @@ class PreemptionNotices:
     def _ask_google(self) -> None:
         while not self._closed.wait(_POLL):
             try:
-                if processes.google_will_terminate_machine():
+                if servers.google_will_terminate_machine():
                     self.noted = self.noted or "Google Cloud's notice of a host's maintenance"
                     return
             except OSError as error:  # no answer

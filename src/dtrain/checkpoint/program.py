@@ -1,7 +1,7 @@
 """The settings of a program that affect training besides the model: its optimizer's settings and its seed.
 
 A checkpoint records them. Resuming with other settings logs a warning; another optimizer class is an error.
-The order of the data has its own fingerprint (`keras_engine.feed.position`).
+The order of the data has its own fingerprint (`engine.feed.position`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dtrain.base.log import logger
+from dtrain.engine.replica.seeds import program_seed
 from dtrain.errors import CheckpointError
-from dtrain.keras_engine.seeds import program_seed
 
 _CLASSES = ("class", "inner_optimizer.class_name")  # with another class, the slots have other meanings
 _VARIABLE = "learning_rate"  # the setting that is a variable, which a checkpoint restores

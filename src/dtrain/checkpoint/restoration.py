@@ -18,9 +18,9 @@ from dtrain.checkpoint.callback_state import CallbackStates, is_saved
 from dtrain.checkpoint.content import LoadedCheckpoint, restore_findings, restore_generators
 from dtrain.checkpoint.folder import CheckpointFolder
 from dtrain.checkpoint.tensor_file import is_count
-from dtrain.keras_engine.feed.position import DataPosition
-from dtrain.keras_engine.loop import current_loop
-from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.engine.feed.position import DataPosition
+from dtrain.engine.loops.loop import current_loop
+from dtrain.interfaces.protocol import ReplicaLayout
 from dtrain.telemetry import events
 from dtrain.upstream import keras as upstream_keras
 

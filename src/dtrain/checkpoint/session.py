@@ -1,6 +1,6 @@
 """Saves and restores the state of one `fit`, which may be killed at any moment.
 
-It implements `keras_engine.loop.FitSession`. What is restored at which moment is decided in
+It implements `engine.loop.FitSession`. What is restored at which moment is decided in
 `restoration`, how files are written in `store`, and at which step all workers save in `coordinator`.
 """
 
@@ -23,12 +23,12 @@ from dtrain.checkpoint.restoration import Moment, NewTraining, Restoration, is_s
 from dtrain.checkpoint.store import Written
 from dtrain.checkpoint.stored import remove_all
 from dtrain.checkpoint.variables import TrainingVariables
+from dtrain.engine.fit.build import build
+from dtrain.engine.loops.peer_exchange import exchange
+from dtrain.engine.step.steps import step_is_stock
 from dtrain.environments import settings
 from dtrain.errors import RunAgain
-from dtrain.keras_engine.build import build
-from dtrain.keras_engine.peer_exchange import exchange
-from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, is_managed, layout_of
-from dtrain.keras_engine.steps import step_is_stock
+from dtrain.interfaces.protocol import ReplicaLayout, is_asynchronous, is_managed, layout_of
 from dtrain.task import channel
 from dtrain.telemetry import events
 from dtrain.upstream import keras as upstream_keras

@@ -23,7 +23,7 @@ from dtrain.checkpoint.checkpoint_io import CheckpointIO
 from dtrain.checkpoint.storages import join, storage_of
 from dtrain.checkpoint.stored import committed, read_share
 from dtrain.errors import CheckpointError, ConfigurationError
-from dtrain.upstream import processes
+from dtrain.upstream import servers
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between two checks for the others' shares
 _AT_EXIT = 10.0  # seconds that a program which ends waits for the writing thread
@@ -188,7 +188,7 @@ class CheckpointStore:
 
     def _run(self) -> None:
         # With its own executor, a failed operation raises in this thread, and not in the training thread.
-        executor = processes.own_executor()
+        executor = servers.own_executor()
         while (save := self._saves.get()) is not None:
             try:
                 self._write(save)

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from dtrain.engine.loops.loop import LocalState, loop_of
+from dtrain.engine.parameter_server.snapshot import Snapshots
+from dtrain.engine.replica.replica_calls import holds_parts
+from dtrain.engine.sharding.sharding_plan import owner_of, owners_of
 from dtrain.errors import CheckpointError
-from dtrain.keras_engine.asynchronous.snapshot import Snapshots
-from dtrain.keras_engine.loop import LocalState, loop_of
-from dtrain.keras_engine.protocol import ReplicaLayout, is_asynchronous, layout_of
-from dtrain.keras_engine.replica_calls import holds_parts
-from dtrain.keras_engine.sharded_state import owner_of, owners_of
+from dtrain.interfaces.protocol import ReplicaLayout, is_asynchronous, layout_of
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.tensorflow import underlying

@@ -15,11 +15,11 @@ import numpy as np
 
 from dtrain.collectives.calls import WHOLE_BYTES, WHOLE_WORKERS, Calls, Parts, Vector, is_narrow
 from dtrain.collectives.transport import Facts, Transport
+from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.environments import mpi_start
 from dtrain.environments.topology import Topology
 from dtrain.errors import DtrainError, MPIError, PeerMissingError
-from dtrain.keras_engine.peer_exchange import exchange
-from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.interfaces.protocol import ReplicaLayout
 from dtrain.process_group import peers
 
 NOT_STARTED = "no MPI starter started the workers"

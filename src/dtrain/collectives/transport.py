@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dtrain.engine.loops.peer_exchange import sendable
 from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError, DtrainError
-from dtrain.keras_engine.peer_exchange import sendable
-from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.interfaces.protocol import ReplicaLayout
 
 if TYPE_CHECKING:
     from dtrain.collectives.calls import Calls

@@ -20,13 +20,13 @@ from dtrain.collectives.mpi import MPI
 from dtrain.collectives.ring import NCCL, RingLauncher, TensorFlowRing
 from dtrain.collectives.sockets import Ring
 from dtrain.collectives.transport import Communication, Facts, Transport
+from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.environments import settings
 from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError, PeerMismatchError
-from dtrain.keras_engine.peer_exchange import exchange
-from dtrain.keras_engine.protocol import ReplicaLayout
+from dtrain.interfaces.protocol import ReplicaLayout
 from dtrain.process_group import peers
-from dtrain.upstream import processes
+from dtrain.upstream import servers
 from dtrain.upstream import tensorflow as upstream_tf
 
 AUTO = "auto"
@@ -200,7 +200,7 @@ def install(
         # no fixed order, which would only delay collectives.
         return RingLauncher(layout.local_replicas > 1 or gpus, *rest)
 
-    processes.reduce_in_own_threads(extended)
+    servers.reduce_in_own_threads(extended)
     if layout.workers > 1:
         upstream_tf.replace_launchers(extended, launcher)
     return operations

@@ -123,7 +123,7 @@ def _check_stock() -> None:
     Raises:
         RuntimeError: one has been.
     """
-    ours = [each for each in sys.modules if each.startswith(("dtrain.keras_engine", "dtrain.strategies"))]
+    ours = [each for each in sys.modules if each.startswith(("dtrain.engine", "dtrain.strategies"))]
     if ours:
         raise RuntimeError(f"the stock side has imported {ours[0]}")
 

@@ -12,13 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain import example_order as order
 from dtrain.data.epoch_counter import NoEpochs
 from dtrain.data.readers import Stream, Table
 from dtrain.data.text_batches import Padding, bucketed, padded
-from dtrain.errors import ConfigurationError
-from dtrain.keras_engine.protocol import ReplicaLayout
-from dtrain.keras_engine.rows import (
+from dtrain.engine.batches import example_order as order
+from dtrain.engine.batches.batch_rows import (
     batch_rows,
     bounds,
     map_leaves,
@@ -27,7 +25,9 @@ from dtrain.keras_engine.rows import (
     some_rows,
     unconverted,
 )
-from dtrain.keras_engine.splitting import split_batch
+from dtrain.engine.batches.splitting import split_batch
+from dtrain.errors import ConfigurationError
+from dtrain.interfaces.protocol import ReplicaLayout
 from dtrain.sharding import Shares
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.rows import packed, unconverted
+from dtrain.engine.batches.batch_rows import packed, unconverted
 from dtrain.upstream import tensorflow as upstream_tf
 
 _NOT_BEGUN = -1
@@ -75,7 +75,7 @@ class EpochCounter:
 
 
 class EpochPositions:
-    """Lets a dataset with an epoch counter resume at a position; see `keras_engine.protocol.Positions`.
+    """Lets a dataset with an epoch counter resume at a position; see `engine.protocol.Positions`.
 
     Args:
         counter: the dataset's epoch counter.

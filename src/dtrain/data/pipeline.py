@@ -21,12 +21,12 @@ from dtrain.data.epoch_counter import EpochCounter, EpochPositions
 from dtrain.data.readers import FunctionStream, TableStream, cached
 from dtrain.data.sources import Share, source_of
 from dtrain.data.text_batches import Padding, check_pad, padding_of
+from dtrain.engine.batches.example_order import BucketOrder, PlainOrder
+from dtrain.engine.install import install
+from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.errors import BackendError, ConfigurationError, DataError
-from dtrain.example_order import BucketOrder, PlainOrder
+from dtrain.interfaces.protocol import ReplicaLayout
 from dtrain.job import world_size
-from dtrain.keras_engine.hook import install
-from dtrain.keras_engine.peer_exchange import exchange
-from dtrain.keras_engine.protocol import ReplicaLayout
 
 _WHOLE = Share()
 
@@ -185,7 +185,7 @@ class Pipeline:
         return dataset
 
     def dtrain_dataset(self, used_by: str) -> tf.data.Dataset:
-        """The dataset that Keras gets for this pipeline; see `keras_engine.protocol.datasets_in_place`.
+        """The dataset that Keras gets for this pipeline; see `engine.protocol.datasets_in_place`.
 
         Raises:
             ConfigurationError: `predict` was given a pipeline that shuffles, so that the predictions would

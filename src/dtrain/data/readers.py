@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from dtrain import example_order as order
 from dtrain.base.log import logger
 from dtrain.data.columns import Column, ColumnTable
 from dtrain.data.epoch_counter import NoEpochs
 from dtrain.data.records import Records, open_array_record
+from dtrain.engine.batches import example_order as order
+from dtrain.engine.batches.batch_rows import unconverted
 from dtrain.errors import DataError
-from dtrain.keras_engine.rows import unconverted
 
 _SHUFFLED_BYTES = 64 << 20
 _SHUFFLED_RECORDS = (64, 16384)  # the fewest and the most records that are permuted together

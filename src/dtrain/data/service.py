@@ -25,7 +25,7 @@ from dtrain.environments import plain_environment
 from dtrain.errors import ConfigurationError, DataError
 from dtrain.job import world_size
 from dtrain.launch.supervision.reports import describe_exit
-from dtrain.upstream.datasets import read_from_service
+from dtrain.upstream.tf_data import read_from_service
 
 _START_SECONDS = 120.0
 _CHECK_SECONDS = 0.2

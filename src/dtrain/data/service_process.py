@@ -53,7 +53,7 @@ def _serve(order: dict[str, Any]) -> tuple[dict[str, Any], Any]:
     dataset = make(tf.distribute.InputContext(count, index, 1))
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(f"the function returned a {type(dataset).__name__}, not a tf.data.Dataset")
-    from dtrain.upstream.datasets import has_unseeded_shuffle
+    from dtrain.upstream.tf_data import has_unseeded_shuffle
 
     if has_unseeded_shuffle(dataset):
         raise ValueError(

@@ -15,9 +15,9 @@ import tensorflow as tf
 from dtrain.base.log import logger
 from dtrain.data.columns import ColumnTable, named_columns
 from dtrain.data.readers import in_order, ragged_first
+from dtrain.engine.batches.batch_rows import unconverted
+from dtrain.engine.batches.example_order import BatchSpan
 from dtrain.errors import ConfigurationError
-from dtrain.example_order import BatchSpan
-from dtrain.keras_engine.rows import unconverted
 
 
 def check_pad(pad: Any, buckets: Any) -> tuple[Any, tuple[int, ...] | None]:

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from dtrain.base import safe_files
 from dtrain.errors import ConfigurationError, DataError
-from dtrain.upstream.datasets import masked_crc32c
+from dtrain.upstream.tf_data import masked_crc32c
 
 COMPRESSIONS = ("", "GZIP", "ZLIB")
 _PIECE = 16 << 20  # bytes that are read at a time

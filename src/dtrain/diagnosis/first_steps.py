@@ -97,8 +97,8 @@ def _surroundings() -> dict[str, Any]:
     """The strategy, devices and transport of the running `fit`, as values that JSON can hold."""
     import tensorflow as tf
 
-    from dtrain.keras_engine.loop import current_loop
-    from dtrain.keras_engine.protocol import layout_of
+    from dtrain.engine.loops.loop import current_loop
+    from dtrain.interfaces.protocol import layout_of
 
     model = current_loop().model
     strategy = tf.distribute.get_strategy() if model is None else model.distribute_strategy
@@ -129,9 +129,9 @@ def _await_workers() -> None:
         DataError: `fit` has read different examples on them, or the same ones where the program divides them.
     """
     from dtrain import job
-    from dtrain.keras_engine.agreement import end_of_data
-    from dtrain.keras_engine.loop import current_loop
-    from dtrain.keras_engine.protocol import layout_of
+    from dtrain.engine.callbacks.agreement import end_of_data
+    from dtrain.engine.loops.loop import current_loop
+    from dtrain.interfaces.protocol import layout_of
     from dtrain.process_group import peers
 
     if peers.connected() is None:

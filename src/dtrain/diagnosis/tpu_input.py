@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from dtrain.diagnosis.check import CheckResult
-from dtrain.keras_engine.rows import is_dense
+from dtrain.engine.batches.batch_rows import is_dense
 
 _SECONDS = 10.0  # for reading batches
 _MOST = 1000  # the most batches that are read

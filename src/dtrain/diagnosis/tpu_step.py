@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from dtrain.base.user_lines import line_of_keras, line_of_user
 from dtrain.diagnosis.check import CheckResult
-from dtrain.keras_engine.rows import unconverted, without_optionals
-from dtrain.upstream import functions
+from dtrain.engine.batches.batch_rows import unconverted, without_optionals
+from dtrain.upstream import graph_functions
 from dtrain.upstream import keras as upstream_keras
 
 _PYTHON = {
@@ -76,8 +76,8 @@ class StepExaminer:
         except Exception as error:
             return [_untraceable(error)]
         problem, hlo = self._compiled(specs)
-        operations = list(functions.operations_run(traced.graph))
-        compiles = functions.operations_of_xla()
+        operations = list(graph_functions.operations_run(traced.graph))
+        compiles = graph_functions.operations_of_xla()
         for operation in operations:
             self._examine_operation(operation, compiles)
         for operation in operations:  # strings last: they often serve another operation of the same line
@@ -118,7 +118,7 @@ class StepExaminer:
             self._add_operation(operation, f"{kind} looks up in a table of the host", _MOVE)
         elif kind == "PrintV2":
             self._add_operation(operation, f"{kind} (tf.print) writes on the host", "leave it out")
-        elif kind in _NO_STRINGS or _has_strings(operation) or functions.called_functions(operation):
+        elif kind in _NO_STRINGS or _has_strings(operation) or graph_functions.called_functions(operation):
             return
         elif compiles and kind not in compiles:
             remedy = f"use operations that XLA has, or {_MOVE}"

@@ -1,6 +1,6 @@
 """Runs a command as every task of a job; programs and `dtrain launch` both enter here.
 
-It only connects the parts: `restarts` runs the attempts, `processes` runs the tasks.
+It only connects the parts: `restarts` runs the attempts, `running_tasks` runs the tasks.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from dtrain.monitor.run_directory import (
 )
 
 if TYPE_CHECKING:
-    from dtrain.keras_engine.progress_bar import ProgressBar
+    from dtrain.engine.callbacks.progress_bar import ProgressBar
     from dtrain.monitor.monitor import Monitor
     from dtrain.monitor.trackers import on_chief
 
@@ -41,7 +41,7 @@ __all__ = [
 
 _LAZY = {
     "Monitor": "dtrain.monitor.monitor",
-    "ProgressBar": "dtrain.keras_engine.progress_bar",
+    "ProgressBar": "dtrain.engine.callbacks.progress_bar",
     "on_chief": "dtrain.monitor.trackers",
 }
 

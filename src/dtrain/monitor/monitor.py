@@ -14,8 +14,8 @@ import keras
 
 from dtrain import job
 from dtrain.base.log import logger
+from dtrain.engine.callbacks.fit_reports import LossAlarm, OnNan
 from dtrain.errors import ConfigurationError
-from dtrain.keras_engine.fit_reports import LossAlarm, OnNan
 from dtrain.monitor.curves import drawn, plot_curves
 from dtrain.monitor.event_log import EventLog
 from dtrain.monitor.profile import Profile

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from dtrain import job
 from dtrain.base.log import logger
-from dtrain.keras_engine.callbacks import Stateless
+from dtrain.engine.callbacks.prepared_callbacks import Stateless
 from dtrain.telemetry import events
 from dtrain.telemetry.training_clock import clock
 

@@ -13,8 +13,8 @@ from typing import Any
 import keras
 
 from dtrain import job
-from dtrain.keras_engine.build import trained_in_xla
-from dtrain.keras_engine.callbacks import Stateless
+from dtrain.engine.callbacks.prepared_callbacks import Stateless
+from dtrain.engine.fit.build import trained_in_xla
 from dtrain.monitor.curves import drawn, plot_curves
 from dtrain.monitor.event_log import EventLog
 from dtrain.monitor.record import finish_record, parameters_of

@@ -16,7 +16,7 @@ import tensorflow as tf
 from dtrain.base.log import logger
 from dtrain.optim.liveness import LOOPS, peak_bytes, tensor_bytes
 from dtrain.optim.memory_trace import TracedStep, batch_spec, stand_alone, trace_step
-from dtrain.upstream.functions import optimized
+from dtrain.upstream.graph_functions import optimized
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import keras
 
 from dtrain.base.words import known_word
+from dtrain.engine.install import install
+from dtrain.engine.replica.rematerialization import OwnNames
 from dtrain.errors import ConfigurationError
-from dtrain.keras_engine.hook import install
-from dtrain.keras_engine.rematerialization import OwnNames
 from dtrain.upstream.versions import require_keras
 
 MODES = {

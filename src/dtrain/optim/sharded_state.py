@@ -1,6 +1,6 @@
 """Shards an optimizer's state over the replicas by one call (ZeRO, stage 1).
 
-It checks whether an optimizer can be sharded; the sharding itself is in `keras_engine/sharded_state.py`.
+It checks whether an optimizer can be sharded; the sharding itself is in `engine/sharding/sharding_plan.py`.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import keras
 
 from dtrain.base.log import logger
+from dtrain.engine.install import install
+from dtrain.engine.sharding.sharding_plan import shard
 from dtrain.errors import ConfigurationError
-from dtrain.keras_engine.hook import install
-from dtrain.keras_engine.sharded_state import shard
 from dtrain.upstream import keras as upstream_keras
 
 # Optimizers whose state has the shape of the weights, begins equal on all replicas, and is used in updates

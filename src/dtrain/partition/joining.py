@@ -10,7 +10,7 @@ import tensorflow as tf
 from dtrain.partition.layouts import LOCAL_SIZES, PARTIAL, REPLICATED, Layout, ListOf, Sharded
 from dtrain.partition.traced import Shape
 from dtrain.partition.values import Value
-from dtrain.upstream.functions import graph_of_call
+from dtrain.upstream.graph_functions import graph_of_call
 
 
 def joined(values: Sequence[tuple[Layout, Shape]]) -> Layout:

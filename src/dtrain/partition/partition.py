@@ -19,7 +19,7 @@ from dtrain.partition.replicas import Replicas
 from dtrain.partition.segments import draws
 from dtrain.partition.traced import TracedOperation, TracedTensor, read_graph, static_shape
 from dtrain.partition.values import Value
-from dtrain.upstream.functions import graph_of_call
+from dtrain.upstream.graph_functions import graph_of_call
 
 __all__ = ["BATCH", "Partitioned", "by_batch", "rules"]
 

@@ -28,7 +28,7 @@ from dtrain.base.plain_text import cleaned
 from dtrain.base.tcp import answers_at, this_process_serves_at
 from dtrain.environments.topology import Task, Topology
 from dtrain.errors import ClusterConfigError
-from dtrain.upstream import processes
+from dtrain.upstream import servers
 
 CHIEF = Task("chief", 0)
 """The task that runs the program."""
@@ -82,7 +82,7 @@ class Control:
 
     def register(self) -> None:
         """Let the chief call this object; TensorFlow holds only a weak reference to it."""
-        processes.register_python_function(_TOKEN, self)
+        servers.register_python_function(_TOKEN, self)
 
     def __call__(self, text: Any) -> bytes:
         """Handle a request; the request and the answer are JSON objects as text."""
@@ -194,7 +194,7 @@ def finish(topology: Topology, *, failed: bool, reason: str = "", clock: Clock =
             logger.debug("%s did not confirm the end of the job: %s", task, error)
     _warn_of_stock_servers(topology, stock)
     if not (_end_threads(clock) and complete):
-        processes.abandon_servers()
+        servers.abandon_servers()
 
 
 def _warn_of_stock_servers(topology: Topology, stock: list[Task]) -> None:
@@ -294,7 +294,7 @@ class _AskThread(threading.Thread):
                 # An executor of its own keeps the error of a lost server in this thread; on the shared one,
                 # another thread would raise it.
                 try:
-                    executor = executor or processes.own_executor()
+                    executor = executor or servers.own_executor()
                     answer.set_result(_call(self._task, text))
                 except Exception as error:
                     if executor is not None:
@@ -330,7 +330,7 @@ def _call(task: Task, text: str) -> dict[str, Any]:
         with _on(CHIEF):
             content = tf.identity(answer).numpy()
     except tf.errors.OpError as error:
-        if processes.lacks_python_function(error):
+        if servers.lacks_python_function(error):
             raise StockServerError from error
         if address is None or not answers_at(address):
             raise

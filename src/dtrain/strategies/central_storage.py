@@ -1,7 +1,7 @@
 """`CentralStorageStrategy`: one copy of the weights, computation on several devices of one machine.
 
 The optimizer's state is stored once, too. Layers' own state (moving statistics, seeds) and metrics are on
-each compute device. The training step itself is in `keras_engine/`.
+each compute device. The training step itself is in `engine/`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.context import updating_locally
-from dtrain.keras_engine.gradient_hook import GradientHook, hook_of
-from dtrain.keras_engine.protocol import ReplicaLayout, strategy_made
+from dtrain.engine.replica.context import updating_locally
+from dtrain.interfaces.gradient_hook import GradientHook, hook_of
+from dtrain.interfaces.protocol import ReplicaLayout, strategy_made
 from dtrain.strategies import common, devices
 from dtrain.upstream import tensorflow_names
 

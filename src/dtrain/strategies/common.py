@@ -17,16 +17,16 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.base.log import logger
+from dtrain.engine.install import install
+from dtrain.engine.replica.context import reported_replicas, single_program, updating_locally
+from dtrain.engine.replica.replica_calls import note_write, with_own_attributes
+from dtrain.engine.variables import host_writes
 from dtrain.environments.topology import Topology
 from dtrain.errors import StepError
-from dtrain.keras_engine import host_writes
-from dtrain.keras_engine.context import reported_replicas, single_program, updating_locally
-from dtrain.keras_engine.hook import install
-from dtrain.keras_engine.protocol import scope_entered
-from dtrain.keras_engine.replica_calls import note_write, with_own_attributes
+from dtrain.interfaces.protocol import scope_entered
 from dtrain.process_group.secret import on_loopback
 from dtrain.strategies import devices
-from dtrain.upstream import functions, tensorflow_names
+from dtrain.upstream import graph_functions, tensorflow_names
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.tensorflow import sum_in_order
 
@@ -116,14 +116,14 @@ class ReplicaRunner:
                 "compute together already.",
                 hint="compute with the whole batch, as on one device; strategy.run is for a loop of your own",
             )
-        if is_tf_function(fn) and functions.compiled_by_xla(fn) and self._weights_are_elsewhere():
+        if is_tf_function(fn) and graph_functions.compiled_by_xla(fn) and self._weights_are_elsewhere():
             logger.warning(
                 "jit_compile=True was set for a replica function, but what XLA compiles reads weights on its "
                 "own device only, and under %s they are on another. It runs without XLA.",
                 type(self).__name__,
             )
             fn = fn.python_function  # type: ignore[attr-defined]
-        elif is_tf_function(fn) and not tf.executing_eagerly() and not functions.compiled_by_xla(fn):
+        elif is_tf_function(fn) and not tf.executing_eagerly() and not graph_functions.compiled_by_xla(fn):
             # Replicas cannot synchronise inside a function that each replica traces separately.
             fn = fn.python_function  # type: ignore[attr-defined]
         return super().run(fn, args=args, kwargs=kwargs, options=options)  # type: ignore[misc]
@@ -149,14 +149,16 @@ class LocalUpdates:
         if replicas == 1:
             return call(fn, args, kwargs)
         if not is_tf_function(fn):
-            return call(with_own_attributes(functions.converted_for_replicas(fn), replicas), args, kwargs)
-        if functions.compiled_by_xla(fn) and all("GPU" in device for device in self.worker_devices):  # type: ignore[attr-defined]
+            return call(
+                with_own_attributes(graph_functions.converted_for_replicas(fn), replicas), args, kwargs
+            )
+        if graph_functions.compiled_by_xla(fn) and all("GPU" in device for device in self.worker_devices):  # type: ignore[attr-defined]
             return call(with_own_attributes(fn, replicas), args, kwargs)
         # As in TensorFlow, the replicas run inside of one function with the options of the given one.
         traced = self._traced.get(fn)
         if traced is None:
             python_function = fn.python_function
-            traced = functions.same_function(
+            traced = graph_functions.same_function(
                 fn, lambda *args, **kwargs: self._call_for_each_replica(python_function, args, kwargs)
             )
             self._traced[fn] = traced

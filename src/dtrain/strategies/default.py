@@ -50,8 +50,8 @@ def default_strategy(*, memory_growth: bool = True) -> Any:
     import tensorflow as tf
 
     if not tf.distribute.has_strategy():
-        from dtrain.keras_engine.hook import install
-        from dtrain.keras_engine.protocol import ReplicaLayout
+        from dtrain.engine.install import install
+        from dtrain.interfaces.protocol import ReplicaLayout
 
         install()
         found.dtrain_layout = ReplicaLayout()

@@ -1,7 +1,7 @@
 """`MirroredStrategy`: synchronous training on several devices of one machine, each with a copy of the model.
 
 Gradients are all-reduced over the devices before the update, so all copies have the same weights, bit for
-bit. The training step itself is in `keras_engine/`.
+bit. The training step itself is in `engine/`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.keras_engine.gradient_hook import GradientHook, hook_of
-from dtrain.keras_engine.protocol import ReplicaLayout, strategy_made
+from dtrain.interfaces.gradient_hook import GradientHook, hook_of
+from dtrain.interfaces.protocol import ReplicaLayout, strategy_made
 from dtrain.strategies import common
 from dtrain.strategies.devices import known
 from dtrain.upstream import tensorflow_names

@@ -15,20 +15,20 @@ import tensorflow as tf
 from dtrain.base.log import logger
 from dtrain.collectives.launcher import buckets
 from dtrain.collectives.transports import asked_for, connect, implementation_of, install
+from dtrain.engine.loops.peer_exchange import exchange
+from dtrain.engine.replica.seeds import note_drawn
 from dtrain.environments import current, join, known_to_tensorflow
 from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError
-from dtrain.keras_engine.gradient_hook import GradientHook, hook_of
-from dtrain.keras_engine.peer_exchange import exchange
-from dtrain.keras_engine.protocol import ReplicaLayout, strategy_made
-from dtrain.keras_engine.seeds import note_drawn
+from dtrain.interfaces.gradient_hook import GradientHook, hook_of
+from dtrain.interfaces.protocol import ReplicaLayout, strategy_made
 from dtrain.process_group import peers
 from dtrain.process_group.secret import on_loopback
 from dtrain.strategies import common, devices
 from dtrain.task import channel
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream import tensorflow_names
-from dtrain.upstream.processes import abort_collectives
+from dtrain.upstream.servers import abort_collectives
 
 _Extended: Any = tensorflow_names.COLLECTIVE_EXTENDED.resolve()
 _LOCAL = "/job:localhost/replica:0/task:0/device:CPU:0"

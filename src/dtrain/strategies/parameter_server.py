@@ -2,7 +2,7 @@
 
 Every process runs the same program. On a worker or a server, the constructor serves until the chief is done,
 and then ends the process; only the chief runs the rest of the program. Steps are scheduled in
-`keras_engine/asynchronous`.
+`engine/parameter_server`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.engine.parameter_server.block_program import CHIEF
+from dtrain.engine.parameter_server.exchange import Servers
+from dtrain.engine.parameter_server.server_updates import update
+from dtrain.engine.replica.context import updating_locally
+from dtrain.engine.variables.split_variables import is_split
 from dtrain.environments import current, join, known_to_tensorflow
 from dtrain.environments.topology import Topology
 from dtrain.errors import ClusterConfigError, ConfigurationError
-from dtrain.keras_engine.asynchronous.exchange import Servers
-from dtrain.keras_engine.asynchronous.program import CHIEF
-from dtrain.keras_engine.asynchronous.updates import update
-from dtrain.keras_engine.context import updating_locally
-from dtrain.keras_engine.gradient_hook import GradientHook, server_hook_of
-from dtrain.keras_engine.protocol import ServerLayout, strategy_made
-from dtrain.keras_engine.split_variables import is_split
+from dtrain.interfaces.gradient_hook import GradientHook, server_hook_of
+from dtrain.interfaces.protocol import ServerLayout, strategy_made
 from dtrain.process_group import control, serving
 from dtrain.strategies import common
 from dtrain.strategies.partitioned import PartitionedVariable, made_partitioned, partition_like
@@ -89,7 +89,7 @@ class ParameterServerExtended(_Extended):  # type: ignore[misc]
         kwargs: dict[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """As in TensorFlow; a split variable is updated part by part (see `asynchronous.updates`)."""
+        """As in TensorFlow; a split variable is updated part by part (see `server_updates`)."""
         if not is_split(var) and (group or kwargs):
             return super().update(var, fn, args=args, kwargs=kwargs, group=group)
         function = functools.partial(fn, **kwargs) if kwargs else fn

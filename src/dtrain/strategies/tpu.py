@@ -20,7 +20,7 @@ from dtrain.environments import settings
 from dtrain.environments.tpu_name import tpu_name
 from dtrain.errors import ConfigurationError, TPUNotFoundError
 from dtrain.strategies import common
-from dtrain.upstream import processes
+from dtrain.upstream import servers
 
 _FALLBACKS = ("mirrored",)
 _SAY_EVERY = 10.0  # seconds between two messages while waiting
@@ -122,7 +122,7 @@ def _find(resolver: Any, tpu: str | None, timeout: float | None) -> Any:
     try:
         if resolver is None:
             resolver = _within(limit, lambda: tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name))
-        if processes.tpu_is_initialised(resolver):
+        if servers.tpu_is_initialised(resolver):
             return resolver
         addresses = _within(limit, lambda: _addresses(resolver))
         for address in addresses:
@@ -144,7 +144,7 @@ def _find(resolver: Any, tpu: str | None, timeout: float | None) -> Any:
 
 def _known_name() -> str:
     """The TPU that the program initialised last, or the one in the environment; "" lets TensorFlow search."""
-    initialised = processes.initialised_tpus()
+    initialised = servers.initialised_tpus()
     return initialised[-1] if initialised else tpu_name() or ""
 
 

@@ -1,6 +1,6 @@
 """The private names of Keras that dtrain uses or replaces, each with its reason.
 
-The replacements are in `keras_engine/`; `reach.py` says on which objects they work. `keras.py` reads what
+The replacements are in `engine/`; `reach.py` says on which objects they work. `keras.py` reads what
 has a private name in objects.
 """
 

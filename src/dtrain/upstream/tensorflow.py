@@ -1,7 +1,7 @@
 """What TensorFlow has no public API for within a process: replicas, variables, and what they combine.
 
 The names that are reached by a path stand in `tensorflow_names.py`. Functions and graphs are in
-`functions.py`, what concerns servers in `processes.py`, and data in `datasets.py`.
+`graph_functions.py`, what concerns servers in `servers.py`, and data in `tf_data.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from dtrain.errors import DtrainError
 from dtrain.upstream import tensorflow_names
 from dtrain.upstream.keras import value_of
-from dtrain.upstream.processes import register_python_function
+from dtrain.upstream.servers import register_python_function
 
 
 def per_replica(values: Sequence[Any]) -> Any:

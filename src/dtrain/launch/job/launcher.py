@@ -1,6 +1,7 @@
 """The interface of launchers: how the tasks of a job become processes, on this machine or elsewhere.
 
-A launcher decides nothing about the job: the restart engine (`restarts`, `processes`) tells it what to start.
+A launcher decides nothing about the job: the restart engine (`restarts`, `running_tasks`) tells it what to
+start.
 """
 
 from __future__ import annotations

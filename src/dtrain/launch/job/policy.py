@@ -1,5 +1,5 @@
 """The interface through which `Job` asks what an event means; the default ends the job at the first failure.
-A policy only decides. `processes` carries the decision out.
+A policy only decides. `running_tasks` carries the decision out.
 """
 
 from __future__ import annotations

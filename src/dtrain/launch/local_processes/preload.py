@@ -26,7 +26,7 @@ from dtrain.task import task_hooks
 
 _MODULES = ("numpy", "tensorflow", "keras", "dtrain.task.channel", "dtrain.task.progress")
 # All modules of these packages too: programs import most of them late, with a strategy or a checkpoint.
-_PACKAGES = ("dtrain.strategies", "dtrain.keras_engine", "dtrain.checkpoint")
+_PACKAGES = ("dtrain.strategies", "dtrain.engine", "dtrain.checkpoint")
 
 
 def wait_for_order(path: str) -> None:

@@ -2,7 +2,7 @@
 
 Launched tasks wait for each other without a time limit of their own, because the launcher knows which tasks
 are alive. A task that can no longer come counts as failed, and so does one that does not come in time. This
-module only decides; `processes` ends the tasks.
+module only decides; `running_tasks` ends the tasks.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Batches, their rows, their parts for the replicas, and the order of examples."""

@@ -1,0 +1,1 @@
+"""The callbacks of a `fit`: the user's, and the engine's reports."""

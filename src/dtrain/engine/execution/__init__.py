@@ -1,0 +1,1 @@
+"""The functions that Keras' loops call; each runs many steps."""

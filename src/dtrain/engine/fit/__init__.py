@@ -1,0 +1,1 @@
+"""One call of `fit`, `evaluate` or `predict` around Keras' own."""

@@ -1,0 +1,26 @@
+"""The class of epoch iterators that Keras' trainer makes: over a data feed, or over the blocks of servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dtrain.engine.feed.data_feed import DataFeed
+from dtrain.engine.parameter_server.epochs import make_asynchronous_epochs
+from dtrain.interfaces.protocol import is_asynchronous
+from dtrain.upstream import keras_names
+from dtrain.upstream.reach import makes
+
+
+@makes(keras_names.EPOCH_ITERATOR)
+def make_epoch_iterator(original: Any) -> Any:
+    """The replacement of the trainer's epoch iterator class."""
+
+    class EpochIterator(DataFeed, original):  # type: ignore[misc]
+        """Keras' epoch iterator, over the batches of a data feed."""
+
+        def __new__(cls, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> Any:
+            return super().__new__(asynchronous if is_asynchronous(distribute_strategy) else cls)
+
+    asynchronous = make_asynchronous_epochs(EpochIterator)
+    EpochIterator.__name__, EpochIterator.__qualname__ = original.__name__, original.__qualname__
+    return EpochIterator

@@ -1,0 +1,387 @@
+"""Replaces Keras' `fit`, `evaluate`, `predict` and `compile`: makes what a call needs, then calls Keras' own.
+
+The training loop is Keras' own and not part of this module. Mistakes that would give wrong numbers raise an
+error here, before training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import operator
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dtrain.engine.callbacks.agreement import EpochAgreement, end_of_data, predicted
+from dtrain.engine.callbacks.copies import CopiesAfterEpochs
+from dtrain.engine.callbacks.fit_reports import LossAlarm, TimeReport
+from dtrain.engine.callbacks.prepared_callbacks import (
+    expanded,
+    listed,
+    relisted,
+    session_of,
+    shared_between_workers,
+    timed,
+    wants_session,
+    watched,
+)
+from dtrain.engine.callbacks.progress_bar import ProgressBar
+from dtrain.engine.execution.step_function import StepFunction
+from dtrain.engine.loops.loop import LocalState, Loop, loop_of
+from dtrain.engine.loops.operation import current_operation, note_end_of_data, operation
+from dtrain.engine.loops.peer_exchange import exchange
+from dtrain.engine.parameter_server.fit_arguments import prepare_fit, prepare_without_training
+from dtrain.engine.step.xla_rule import note_compiled
+from dtrain.engine.synchronisation.accumulation import MicroBatchSums, abandon, can_sum_locally
+from dtrain.engine.synchronisation.weight_averages import WeightAverages
+from dtrain.errors import ConfigurationError
+from dtrain.interfaces.protocol import (
+    ReplicaLayout,
+    check_model,
+    check_scope,
+    datasets_in_place,
+    is_asynchronous,
+    is_managed,
+    layout_of,
+    tensorflows_own_explained,
+    waiting_clock,
+)
+from dtrain.telemetry import events
+from dtrain.upstream import graph_functions, keras_names
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream.reach import on_objects, replaces, set_methods, unproven
+
+_LEAST_COUNTS = {
+    "batch_size": 1,
+    "validation_batch_size": 1,
+    "steps_per_epoch": 1,
+    "validation_steps": 1,
+    "steps": 1,
+    "epochs": 0,
+    "initial_epoch": 0,
+}
+
+
+@replaces(keras_names.FIT, inside=True)
+def fit(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """The replacement of `fit`."""
+    call = inspect.signature(original).bind(self, *args, **kwargs)
+    call.apply_defaults()
+    if datasets_in_place(call.arguments, "fit"):
+        call.arguments["shuffle"] = False  # Keras would only warn that it cannot shuffle a dataset
+        args, kwargs = call.args[1:], call.kwargs
+    if not self.compiled:  # Keras raises an error that says so
+        return original(self, *args, **kwargs)
+    wanted = wants_session(call.arguments["callbacks"])
+    adopt(self, session=wanted)
+    if not is_managed(self.distribute_strategy) and not wanted:
+        with tensorflows_own_explained(self):
+            return original(self, *args, **kwargs)
+    if unproven() and is_managed(self.distribute_strategy):
+        from dtrain.engine.fit.first_step import check_first_step
+
+        check_first_step(self.distribute_strategy)
+    with events.one_fit():
+        try:
+            with operation(layout_of(self.distribute_strategy), "fit"):
+                return _fitted(self, original, call)
+        except BaseException as error:
+            saved = isinstance(error, SystemExit | KeyboardInterrupt)
+            events.emit(events.FitEnds("interrupted" if saved else "failed"))
+            raise
+
+
+def _fitted(model: Any, original: Callable[..., Any], call: inspect.BoundArguments) -> Any:
+    """Runs `fit` for a model under a strategy of dtrain's, or with a session; returns the `History`."""
+    layout = layout_of(model.distribute_strategy)
+    report = TimeReport(layout, call.arguments["x"])
+    loop = _loop_of_fit(model, call.arguments, layout, report)
+    try:
+        with loop.running():
+            history = original(*call.args, **call.kwargs)
+            loop.session.end(history)
+    except BaseException:
+        loop.session.left()
+        abandon(loop.local)
+        raise
+    finally:
+        if isinstance(model.train_function, StepFunction):
+            model.train_function.fit_ended()
+    if layout is not None:
+        report.publish()
+        # Waits for all workers: what their callbacks write is complete when fit returns on any of them.
+        exchange(layout, None, what="the end of fit")
+    events.emit(events.TrainingEnds(history))
+    report.ended()
+    events.emit(events.FitEnds("finished", history))
+    return history
+
+
+def _loop_of_fit(
+    model: Any,
+    arguments: dict[str, Any],
+    layout: ReplicaLayout | None,
+    report: TimeReport,
+) -> Loop:
+    """Makes all that a `fit` needs, and changes its arguments in place. Every worker must call it."""
+    given = arguments["callbacks"]
+    callbacks = listed(given)
+    managed = is_managed(model.distribute_strategy)
+    # A `CallbackList` gets no callbacks of the engine's: it has its own bar and its own `History`.
+    as_list = not isinstance(given, keras.callbacks.CallbackList)
+    if managed:
+        _check_counts(arguments)
+        callbacks = expanded(callbacks, model, arguments) if as_list else callbacks
+        check_model(model)
+    if is_asynchronous(model.distribute_strategy):
+        callbacks = prepare_fit(model, arguments, callbacks)
+    if layout is not None:
+        _check_batch(arguments, layout)
+        arguments["verbose"] = _verbose(arguments["verbose"], layout)
+        callbacks = shared_between_workers(callbacks, layout)
+    agreement = EpochAgreement(layout, callbacks) if layout is not None and layout.workers > 1 else None
+    if agreement is not None:
+        callbacks = [*callbacks, agreement]
+    elif layout is not None and layout.replicas > 1 and as_list:
+        callbacks = [*callbacks, CopiesAfterEpochs(layout)]
+    if managed and as_list:
+        callbacks += [*_reports(arguments, callbacks, layout), report]
+    training, validation = watched(callbacks, layout, "train", "test")
+    local = LocalState()
+    if layout is not None:
+        local = _local_state(model, callbacks, layout, sums=as_list and not training)
+    session = session_of(callbacks, model, arguments)
+    prepared = timed(session.callbacks(callbacks), callbacks, agreement and agreement.before)
+    arguments["callbacks"] = relisted(given, prepared, model)
+    return Loop(
+        kind="fit",
+        model=model,
+        local=local,
+        every_batch=training,
+        session=session,
+        epochs=int(arguments["epochs"]) - int(arguments["initial_epoch"]),
+        callbacks=arguments["callbacks"],
+        first_epoch=int(arguments["initial_epoch"]) + 1,
+        validation=Loop(kind="evaluate", model=model, every_batch=validation, epochs=_validations(arguments)),
+    )
+
+
+def _validations(arguments: Mapping[str, Any]) -> int:
+    """How often a `fit` evaluates on its validation data, after epochs whose numbers Keras counts from 1."""
+    frequency = arguments["validation_freq"]
+    epochs = range(int(arguments["initial_epoch"]) + 1, int(arguments["epochs"]) + 1)
+    if isinstance(frequency, list):
+        return sum(epoch in frequency for epoch in epochs)
+    # Keras reads no other value without validation data, and refuses it with them.
+    return sum(epoch % frequency == 0 for epoch in epochs) if _is_count(frequency, 1) else 0
+
+
+@replaces(keras_names.EVALUATE)
+def evaluate(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """The replacement of `evaluate`."""
+    return _without_training(original, self, args, kwargs)
+
+
+@replaces(keras_names.PREDICT)
+def predict(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """The replacement of `predict`."""
+    return _without_training(original, self, args, kwargs)
+
+
+def _without_training(original: Callable[..., Any], self: Any, args: Any, kwargs: Any) -> Any:
+    """Runs `evaluate` or `predict` on all workers, with one progress bar for the job.
+
+    An argument that makes a dataset (`dtrain_dataset`) is replaced by the dataset.
+    """
+    kind = original.__name__
+    call = inspect.signature(original).bind(self, *args, **kwargs)
+    datasets_in_place(call.arguments, kind)
+    adopt(self)
+    if not is_managed(self.distribute_strategy):
+        return original(*call.args, **call.kwargs)
+    with operation(layout_of(self.distribute_strategy), kind):
+        return _evaluated_or_predicted(original, self, call)
+
+
+def _evaluated_or_predicted(original: Callable[..., Any], self: Any, call: inspect.BoundArguments) -> Any:
+    kind = original.__name__
+    call.apply_defaults()
+    _check_counts(call.arguments)
+    layout, every_batch = layout_of(self.distribute_strategy), True
+    if is_asynchronous(self.distribute_strategy):
+        prepare_without_training(call.arguments)
+    else:
+        call.arguments["verbose"] = _verbose(call.arguments["verbose"], layout)
+    if kind == "evaluate" or (layout is not None and layout.replicas == 1):
+        watches = "test" if kind == "evaluate" else "predict"
+        (every_batch,) = watched(call.arguments["callbacks"], layout, watches)
+    callbacks = call.arguments["callbacks"]
+    loop = Loop(kind=kind, model=self, every_batch=every_batch, epochs=1, callbacks=callbacks)
+    with loop.running():
+        found = original(*call.args, **call.kwargs)
+        return predicted(layout, found) if kind == "predict" else found
+
+
+@replaces(keras_names.TRAINER_INIT)
+def trainer_init(original: Callable[..., Any], self: Any) -> None:
+    """The replacement of the constructor of Keras' trainer, which sees each model that is made."""
+    original(self)
+    adopt(self)
+
+
+def adopt(model: Any, *, session: bool = False) -> None:
+    """Sets on a model what it needs to train under its strategy, or in a `fit` with a session.
+
+    A model outside of any scope is watched, because it may have been left out by mistake.
+    """
+    if session or is_managed(model.distribute_strategy):
+        set_methods(model)
+    elif not tf.distribute.has_strategy():
+        set_methods(model, keras_names.MAKE_FUNCTION, keras_names.MAKE_PREDICT_FUNCTION)
+
+
+@on_objects(keras_names.COMPILE, around_users=True)
+def compile(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """A model's `compile`: it runs in the scope of the model's strategy."""
+    strategy: Any = upstream_keras.strategy_of(self)
+    # The first read of this property resolves "auto", whatever the caller of `compile` asks for, and Keras
+    # reads it while it compiles. It is read here before, so that only an "auto" of the caller is noted later.
+    _ = self.jit_compile
+    note_compiled(self, auto=False)
+    inside = tf.distribute.in_cross_replica_context() and tf.distribute.get_strategy() is strategy
+    enters = is_managed(strategy) and not inside
+    if enters:
+        check_scope(self, strategy)
+    with strategy.scope() if enters else contextlib.nullcontext():
+        found = original(self, *args, **kwargs)
+    if isinstance(self.optimizer, keras.optimizers.Optimizer):
+        set_methods(self.optimizer)
+    return found
+
+
+@on_objects(keras_names.AUTO_JIT_COMPILE, around_users=True)
+def auto_jit_compile(original: Callable[..., Any], self: Any) -> Any:
+    """A model's answer to `jit_compile="auto"`, which `compile` asks for.
+
+    Under any strategy Keras answers False. One replica computes as without a strategy, so it gets the answer
+    for that: True on a machine with a GPU, if XLA can compile the model. Weights in central storage may be on
+    another device than the replica, where XLA cannot read them.
+    """
+    note_compiled(self, auto=True)
+    layout = layout_of(self.distribute_strategy)
+    alone = layout is not None and layout.replicas == 1 and not layout.central
+    with graph_functions.without_strategy(self) if alone else contextlib.nullcontext():
+        return original(self)
+
+
+@on_objects(keras_names.EPOCH_LOGS)
+def epoch_logs(original: Callable[..., Any], self: Any, logs: Any) -> Any:
+    """A model's method that computes an epoch's logs from the logs of its last step.
+
+    A resumed epoch may have no step in this process; its logs are then the results of the restored metrics.
+    """
+    loop = loop_of(self)
+    resumed, loop.epoch_resumed = loop.epoch_resumed, False
+    layout = layout_of(self.distribute_strategy)
+    together = layout is not None and layout.workers > 1
+    note_end_of_data(layout)
+    # Under several workers, computing the metrics waits until every worker has contributed its own.
+    with events.waiting_for_others() if together else contextlib.nullcontext():
+        found: Any
+        alike = False  # whether all workers have the same logs anyway
+        if resumed and not logs:
+            found = dict(self.get_metrics_result())
+        else:
+            whole = getattr(self.train_function or self.test_function, "metrics", None)
+            found = None if whole is None else whole()
+            if found is None:
+                found = original(self, logs)
+            elif not (isinstance(logs, dict) and set(logs) == set(found)):
+                # As in Keras: if a custom step returned logs of other names than the metrics', its are kept.
+                found = logs
+            else:
+                alike = True
+    if alike and loop.kind == "fit" and waiting_clock(self.distribute_strategy) is not None:
+        running = current_operation()
+        if running is not None and running.epoch > loop.first_epoch:
+            return found  # `EpochAgreement` compares the data; dtrain's transports compare the operations
+    return end_of_data(layout, found)
+
+
+def _check_counts(arguments: Mapping[str, Any]) -> None:
+    """Checks that each count among the arguments of a call is whole and not too small; None is allowed.
+
+    Keras treats some invalid counts as not given: `batch_size=0` trains with 32.
+
+    Raises:
+        ConfigurationError: a count is not; it names the argument, its value and the least allowed value.
+    """
+    for name, least in _LEAST_COUNTS.items():
+        value = arguments.get(name)
+        if value is not None and not _is_count(value, least):
+            hint = f"set {name} to a whole number of at least {least}"
+            raise ConfigurationError(
+                f"{name}={value!r} was set, which is not a valid number.",
+                hint=hint if name in ("epochs", "initial_epoch") else f"{hint}, or leave it out",
+            )
+
+
+def _is_count(value: Any, least: int) -> bool:
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, float):
+        return value.is_integer() and value >= least  # such as `len(x) / 32` without a remainder
+    try:
+        return operator.index(value) >= least
+    except TypeError:
+        return False
+
+
+def _check_batch(arguments: dict[str, Any], layout: ReplicaLayout) -> None:
+    size = arguments["batch_size"]
+    if size is not None and size < layout.replicas:
+        warnings.warn(
+            f"batch_size={size} is the global batch, but there are {layout.replicas} replicas: "
+            f"{layout.replicas - size} of them have nothing to do. The results are still "
+            f"correct. Hint: set batch_size to a multiple of {layout.replicas}.",
+            stacklevel=7,
+        )
+
+
+def _verbose(verbose: Any, layout: ReplicaLayout | None) -> Any:
+    """The `verbose` of this worker: only the first worker of a job shows a progress bar."""
+    return 0 if layout is not None and layout.worker > 0 else verbose
+
+
+def _local_state(model: Any, callbacks: list[Any], layout: ReplicaLayout, *, sums: bool) -> LocalState:
+    """What each replica holds by itself in a `fit`.
+
+    Args:
+        model: a compiled model.
+        callbacks: the callbacks of the `fit`.
+        layout: the layout of its strategy.
+        sums: whether replicas may sum their own gradients of micro-batches.
+    """
+    if layout.average_every:
+        # A callback of another `fit` of this model may have called this `fit`: average what that one holds.
+        loop_of(model).local.close()
+        return WeightAverages(model, layout, callbacks)
+    accumulates = bool(getattr(model.optimizer, "gradient_accumulation_steps", None))
+    if sums and accumulates and can_sum_locally(model, layout):
+        return MicroBatchSums(model.optimizer, model.distribute_strategy, layout)
+    return LocalState()
+
+
+def _reports(arguments: dict[str, Any], callbacks: list[Any], layout: ReplicaLayout | None) -> list[Any]:
+    """The engine's own callbacks for the data, the loss and the progress of a `fit`."""
+    found: list[Any] = []
+    if not any(isinstance(each, LossAlarm) for each in callbacks):
+        found.append(LossAlarm(reports=layout is None or layout.worker == 0))
+    given_bar = any(isinstance(each, keras.callbacks.ProgbarLogger) for each in callbacks)
+    if arguments["verbose"] not in (0, False) and not given_bar:
+        found.append(ProgressBar())
+    return found

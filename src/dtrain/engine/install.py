@@ -1,0 +1,63 @@
+"""Installs the engine's replacements in Keras and TensorFlow, once a process, with the first strategy.
+
+Importing dtrain installs nothing. The replacements are called for every model of the process. `Replaced` and
+`SetOnObjects` in `upstream/reach.py` say what models under no strategy of dtrain's are given.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+
+from dtrain.environments import settings
+
+# The modules that hold replacements.
+_REPLACING = (
+    "execution.xla_steps",
+    "fit.build",
+    "fit.epoch_iterator",
+    "fit.fitting",
+    "replica.convolutions",
+    "replica.gradients",
+    "replica.losses_and_metrics",
+    "replica.rematerialization",
+    "replica.replica_calls",
+    "replica.replica_reductions",
+    "replica.seeds",
+    "saving.saved_files",
+    "sharding.sharding_plan",
+    "step.local_normalization",
+    "updates.optimizer",
+    "variables.tables",
+)
+
+_lock = threading.Lock()
+_installed = False
+
+
+def install() -> None:
+    """Replaces the names listed in `upstream/`; calling it again does nothing.
+
+    Raises:
+        UnsupportedVersionError: TensorFlow or Keras has an unsupported version, or has changed a name.
+        BackendError: Keras does not run on TensorFlow.
+    """
+    global _installed
+    with _lock:
+        if not _installed:
+            from dtrain.upstream.versions import check_versions
+
+            check_versions()
+            for name in _REPLACING:
+                importlib.import_module(f"dtrain.engine.{name}")
+            from dtrain.upstream import all_reaches
+            from dtrain.upstream.reach import replace_all
+            from dtrain.upstream.record import check
+
+            reaches = all_reaches()
+            replace_all(reaches, unproven=check(reaches))
+            if settings.log_device_placement():
+                import tensorflow as tf
+
+                tf.debugging.set_log_device_placement(True)
+            _installed = True

@@ -1,0 +1,172 @@
+"""Sums gradients over replicas in a loop of the user's own, and marks those of a step that is partitioned.
+
+How an optimizer applies them is not decided here, but in `optimizer.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.engine.replica.context import (
+    ThreadValue,
+    all_reduce_sum,
+)
+from dtrain.engine.replica.gradient_marks import gradient_marks
+from dtrain.engine.replica.row_gradients import Lookups
+from dtrain.engine.variables.split_variables import is_split, joined_gradient, parts_of
+from dtrain.errors import ConfigurationError, StepError
+from dtrain.interfaces.protocol import current_layout
+from dtrain.upstream import tensorflow_names
+from dtrain.upstream.reach import replaces
+from dtrain.upstream.tensorflow import underlying
+
+
+@replaces(tensorflow_names.TAPE_GRADIENT)
+def gradient(
+    original: Callable[..., Any],
+    self: Any,
+    target: Any,
+    sources: Any,
+    output_gradients: Any = None,
+    unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+) -> Any:
+    """The replacement of `tf.GradientTape.gradient`."""
+    marks = gradient_marks()
+    if marks is None or not _has_variables(sources):
+        return _by_parts(original, self, target, sources, output_gradients, unconnected_gradients)
+    found = original(self, target, sources, output_gradients, unconnected_gradients)
+    return _of_variables(found, sources, marks.mark)
+
+
+def _of_variables(found: Any, sources: Any, change: Callable[[list[Any], list[Any]], list[Any]]) -> Any:
+    """The gradients that a tape has given, of which those of variables are changed, all together."""
+    flat, each = tf.nest.flatten(found), tf.nest.flatten(sources)
+    mine = [i for i, source in enumerate(each) if _is_variable(source)]
+    for i, gradient in zip(mine, change([flat[i] for i in mine], [each[i] for i in mine]), strict=True):
+        flat[i] = gradient
+    return tf.nest.pack_sequence_as(found, flat) if tf.nest.is_nested(found) else flat[0]
+
+
+averaged_optimizer: ThreadValue[Any] = ThreadValue(None)
+"""The only optimizer that a step of local SGD may apply, since only its state is averaged; None elsewhere."""
+
+
+def check_averaged(optimizer: Any, averaged: Any) -> None:
+    """Checks that a step of local SGD applies only the optimizer whose state is averaged.
+
+    Raises:
+        ConfigurationError: it is another optimizer, whose state would stay different on each replica.
+    """
+    if optimizer is not averaged:
+        raise ConfigurationError(
+            f"Local SGD averages the state of the optimizer that the model was compiled with, and "
+            f"train_step applies another one, {optimizer.name!r}.",
+            hint="apply model.optimizer alone, or leave out gradient_hook",
+        )
+
+
+def sum_gradients(gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """The sums of gradients over all replicas, or what the strategy's gradient hook makes of them.
+
+    Must be called in a replica.
+
+    Args:
+        gradients: tensors, `tf.IndexedSlices` or None; None stays None.
+        variables: the variable of each gradient.
+
+    Raises:
+        ConfigurationError: the hook averages weights (local SGD), which it does in `fit` only.
+    """
+    layout = current_layout()
+    if layout is not None and layout.average_every:
+        raise ConfigurationError(
+            "Local SGD averages the weights in fit, and this optimizer is called in another loop.",
+            hint="train with fit, or leave out gradient_hook",
+        )
+    present = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    if not present:
+        return list(gradients)
+    found = [_lookups_of(gradients[i]) for i in present]
+    parts = [
+        [gradients[i]] if each is None else each.split(gradients[i])
+        for i, each in zip(present, found, strict=True)
+    ]
+    owners = [variables[i] for i, split in zip(present, parts, strict=True) for _ in split]
+    reduced = iter(_reduced([part for split in parts for part in split], owners))
+    whole = list(gradients)
+    for i, each, split in zip(present, found, parts, strict=True):
+        sums = [next(reduced) for _ in split]
+        whole[i] = sums[0] if each is None else each.joined(sums, gradients[i])
+    return whole
+
+
+def _lookups_of(gradient: Any) -> Lookups | None:
+    """The lookups that a sparse gradient comes from; None for a dense one."""
+    return Lookups.of(gradient) if isinstance(gradient, tf.IndexedSlices) else None
+
+
+def _reduced(gradients: list[Any], variables: list[Any]) -> list[Any]:
+    """The reduced gradients: the dense ones by the strategy's hook, if it has one; the others all-reduced.
+
+    Raises:
+        StepError: the hook does not return one tensor for each gradient.
+    """
+    layout = current_layout()
+    hook = None if layout is None else layout.gradient_hook
+    dense = [i for i, each in enumerate(gradients) if not isinstance(each, tf.IndexedSlices)]
+    if hook is None or not dense:
+        return list(all_reduce_sum(gradients))
+    found = hook.reduce([gradients[i] for i in dense], [variables[i] for i in dense], all_reduce_sum)
+    if len(found) != len(dense):
+        raise StepError(
+            f"The gradient hook {type(hook).__name__} was given {len(dense)} gradients, and its reduce "
+            f"returned {len(found)}.",
+            hint="return one tensor for each gradient, in their order",
+        )
+    whole = dict(zip(dense, found, strict=True))
+    sparse = [i for i in range(len(gradients)) if i not in whole]
+    whole.update(zip(sparse, all_reduce_sum([gradients[i] for i in sparse]), strict=True))
+    return [whole[i] for i in range(len(gradients))]
+
+
+def scaled(gradient: Any, factor: Any) -> Any:
+    """A dense or sparse gradient times a factor; None stays None."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        values = gradient.values * tf.cast(factor, gradient.values.dtype)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(factor, gradient.dtype)
+
+
+def on_present(function: Callable[[list[Any]], Sequence[Any]], values: Sequence[Any]) -> list[Any]:
+    """Calls a function with the values that are not None; returns its results, with None for the others."""
+    present = [value for value in values if value is not None]
+    made = iter(function(present) if present else ())
+    return [None if value is None else next(made) for value in values]
+
+
+def _by_parts(original: Callable[..., Any], tape: Any, target: Any, sources: Any, *rest: Any) -> Any:
+    """The original `gradient`, for sources that may be split variables: a tape knows only their parts."""
+    flat = tf.nest.flatten(sources)
+    if not any(is_split(source) for source in flat):
+        return original(tape, target, sources, *rest)
+    parts = [parts_of(source) if is_split(source) else [source] for source in flat]
+    found = iter(original(tape, target, [part for each in parts for part in each], *rest))
+    gradients = [[next(found) for _ in each] for each in parts]
+    joined = [
+        joined_gradient(each, source) if is_split(source) else each[0]
+        for source, each in zip(flat, gradients, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(sources, joined) if tf.nest.is_nested(sources) else joined[0]
+
+
+def _is_variable(source: Any) -> bool:
+    return isinstance(underlying(source), tf.Variable)
+
+
+def _has_variables(sources: Any) -> bool:
+    return any(map(_is_variable, tf.nest.flatten(sources)))

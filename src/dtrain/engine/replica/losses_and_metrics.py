@@ -1,0 +1,217 @@
+"""Makes Keras' losses and metrics those of the global batch in a loop of the user's own.
+
+A replica's loss is its part of a sum. Each replica updates a metric with its own part. The metric's variables
+are summed over the replicas, and its result is computed from the sums. A user's own metrics are treated in
+`own_metrics.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from dtrain.engine.batches.batch_rows import as_tensor
+from dtrain.engine.replica import own_metrics
+from dtrain.engine.replica.context import all_reduce_sum, in_replica, reporting_one_replica
+from dtrain.engine.variables import host_writes
+from dtrain.errors import CompilationError
+from dtrain.interfaces.protocol import current_layout, layout_of
+from dtrain.upstream import graph_functions, keras_names
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.reach import on_objects, replaces, set_methods
+
+_RESET = "_dtrain_reset"  # an attribute of a model: ids of its metrics' variables, and what resets these
+_MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+
+
+def _undivided() -> bool:
+    """Whether losses are not divided by the number of replicas, although Keras would in any strategy's scope.
+
+    A loss that a program computes in a scope, but not in a replica, is that of the whole batch and not a part
+    of a sum.
+    """
+    return current_layout() is not None and not in_replica()
+
+
+def _without_division(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras' own function, which divides by a number of replicas of 1."""
+
+    def undivided(*args: Any) -> Any:
+        with reporting_one_replica():
+            return original(*args)
+
+    return undivided
+
+
+@replaces(keras_names.UNSCALE_LOSS)
+def unscale(original: Callable[..., Any], value: Any) -> Any:
+    """The replacement of the function by which Keras multiplies a loss by the number of replicas."""
+    return value if _undivided() else original(value)
+
+
+@on_objects(keras_names.ADDITIONAL_LOSS)
+def additional_loss(original: Callable[..., Any], self: Any, loss: Any) -> Any:
+    """The model's aggregation of a loss that a layer adds."""
+    return (_without_division(original) if _undivided() else original)(self, loss)
+
+
+@replaces(keras_names.REDUCE_WEIGHTED)
+def reduce_weighted(
+    original: Callable[..., Any],
+    values: Any,
+    sample_weight: Any = None,
+    mask: Any = None,
+    reduction: str | None = "sum_over_batch_size",
+    dtype: Any = None,
+) -> Any:
+    """The replacement of Keras' reduction of per-example losses to one value."""
+    original = _without_division(original) if _undivided() else original
+    if in_replica():
+        return _part_of_sum(original, as_tensor(values), sample_weight, mask, reduction, dtype)
+    return original(values, sample_weight, mask, reduction, dtype)
+
+
+def _part_of_sum(
+    original: Callable[..., Any],
+    values: Any,
+    sample_weight: Any,
+    mask: Any,
+    reduction: str | None,
+    dtype: Any,
+) -> Any:
+    """This replica's part of a loss in a custom loop: the parts' sum is the loss of the global batch.
+
+    Keras' own value is returned for a reduction that is no mean, and where replicas cannot communicate.
+    """
+    if reduction not in _MEANS or values.shape.rank == 0 or not upstream_tf.merge_possible():
+        return original(values, sample_weight, mask, reduction, dtype)
+    total = _total(original, values, sample_weight, mask, dtype)
+    try:
+        divisor = _divisor(values, sample_weight, mask, reduction)
+    except CompilationError:
+        return original(values, sample_weight, mask, reduction, dtype)
+    return tf.math.divide_no_nan(total, tf.cast(divisor, total.dtype))
+
+
+def _total(original: Callable[..., Any], values: Any, sample_weight: Any, mask: Any, dtype: Any) -> Any:
+    """This replica's weighted sum of losses."""
+    return tf.reduce_sum(original(values, sample_weight, mask, "sum", dtype))
+
+
+def _divisor(values: Any, sample_weight: Any, mask: Any, reduction: str | None) -> Any:
+    """The number by which Keras would divide the sum of the losses of the global batch."""
+    count = tf.cast(tf.size(values), tf.float32)
+    if reduction == "mean_with_sample_weight" and (sample_weight is not None or mask is not None):
+        if sample_weight is not None:
+            sample_weight = tf.convert_to_tensor(sample_weight)
+        if mask is not None:
+            mask = tf.convert_to_tensor(mask)
+        weights = keras_names.APPLY_MASK.resolve()(
+            sample_weight, mask, dtype=keras.backend.floatx(), reduction=reduction
+        )
+        return all_reduce_sum(tf.reduce_sum(tf.cast(weights, tf.float32)))
+    if mask is None:
+        return all_reduce_sum(count)
+    mask = tf.convert_to_tensor(mask)
+    valid = tf.reduce_sum(tf.cast(mask, tf.float32))
+    everywhere = tf.cast(tf.size(mask), tf.float32)
+    count, valid, everywhere = tf.unstack(all_reduce_sum(tf.stack([count, valid, everywhere])))
+    return tf.math.divide_no_nan(count * valid, everywhere)
+
+
+@replaces(keras_names.METRIC_INIT)
+def metric_init(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> None:
+    """The replacement of `Metric.__init__`."""
+    original(self, *args, **kwargs)
+    watch_metric(self)
+
+
+@replaces(keras_names.ADD_METRIC_VARIABLE)
+def add_variable(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """The replacement of `Metric.add_variable`, which a subclass' own, with other arguments, may call.
+
+    A user's own metric starts with equal values on all replicas, until it is known whether it is additive.
+    """
+    layout = current_layout()
+    if layout is None:
+        return original(self, *args, **kwargs)
+    aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA if is_own_metric(self) else None
+    return upstream_keras.made_in_parts(lambda: original(self, *args, **kwargs), aggregation)
+
+
+def watch_metric(metric: Any) -> None:
+    """Wraps the `update_state` of a metric's class if it is not Keras' own, else that of the metric."""
+    set_methods(metric)
+    for kind in type(metric).__mro__:
+        own = vars(kind).get("update_state")
+        if own is None or upstream_keras.is_keras_own(kind) or hasattr(own, "_dtrain_original"):
+            continue
+        replacement: Any = functools.wraps(own)(own_metrics.make_update(own))
+        replacement._dtrain_original = own
+        # AutoGraph is to leave this function as it is, but not what it calls.
+        graph_functions.mark_converted(replacement)
+        setattr(kind, "update_state", replacement)  # noqa: B010
+
+
+def is_own_metric(metric: Any) -> bool:
+    """Whether a metric's update is computed by a user's own code."""
+    kind = next((each for each in type(metric).__mro__ if "update_state" in vars(each)), type(metric))
+    if not upstream_keras.is_keras_own(kind):
+        return True
+    function = upstream_keras.metric_function(metric)
+    return function is not None and not upstream_keras.is_keras_own(function)
+
+
+@on_objects(keras_names.WRAPPER_UPDATE)
+def wrapper_update(
+    original: Callable[..., Any], self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
+) -> Any:
+    """The `update_state` of a `MeanMetricWrapper`, whose function may be a user's own."""
+    prepared = own_metrics.inside_update() or upstream_keras.in_stateless_scope()
+    if in_replica() and not prepared and is_own_metric(self):
+        return own_metrics.update(original, self, (y_true, y_pred), {"sample_weight": sample_weight})
+    return original(self, y_true, y_pred, sample_weight)
+
+
+@on_objects(keras_names.RESET_METRICS)
+def reset_metrics(original: Callable[..., Any], self: Any) -> Any:
+    """The model's `reset_metrics`, which resets Keras' own metrics by one call.
+
+    Keras makes a call for each variable and each replica.
+    """
+    strategy = self.distribute_strategy
+    layout = layout_of(strategy)
+    if layout is None or layout.replicas == 1 or self.run_eagerly or not tf.executing_eagerly():
+        return original(self)
+    metrics = self.metrics
+    inside = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+    if inside or not all(_is_keras_own(metric, "reset_state") for metric in metrics):
+        return original(self)
+    variables = [id(variable) for metric in metrics for variable in metric.variables]
+    known, reset = vars(self).get(_RESET, (None, None))
+    if known != variables:
+        reset = upstream_tf.made_for_each_model(
+            lambda: strategy.run(lambda: [metric.reset_state() for metric in metrics])
+        )
+        vars(self)[_RESET] = variables, reset
+    with strategy.scope():
+        reset()
+    if layout.workers > 1:
+        host_writes.note("the metrics", 0)
+    return None
+
+
+def follow_from_variables(model: Any) -> bool:
+    """Whether all metrics' results depend on their variables only, and can be computed at any time."""
+    return all(_is_keras_own(metric, "result") for metric in model.metrics)
+
+
+def _is_keras_own(metric: Any, name: str) -> bool:
+    """Whether a metric, and the metrics inside it, have Keras' own method; that uses variables only."""
+    own = upstream_keras.is_keras_own(getattr(type(metric), name)) and name not in vars(metric)
+    return own and all(_is_keras_own(inner, name) for inner in getattr(metric, "metrics", None) or [])

@@ -1,0 +1,1 @@
+"""Files that every worker saves at once."""

@@ -1,0 +1,1 @@
+"""Optimizer state divided over the replicas."""

@@ -1,0 +1,30 @@
+"""Makes batch normalization use each replica's own moments in a step that is partitioned, as Keras promises.
+
+With `synchronized=True` the moments are the whole batch's, which is what one program computes anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.engine.replica.context import single_program
+from dtrain.partition.local_regions import local_region
+from dtrain.upstream import keras_names
+from dtrain.upstream.reach import replaces
+
+
+@replaces(keras_names.BATCH_NORMALIZATION_CALL)
+def batch_normalization(
+    original: Callable[..., Any], self: Any, inputs: Any, training: Any = None, mask: Any = None
+) -> Any:
+    """The replacement of `BatchNormalization.call`."""
+    own = single_program() and training and self.trainable and not self.synchronized
+    if not own or not isinstance(inputs, tf.Tensor) or not inputs.shape.rank:
+        return original(self, inputs, training=training, mask=mask)
+    if mask is None:
+        return local_region(lambda rows: original(self, rows, training=training), inputs)
+    mask = tf.convert_to_tensor(mask)
+    return local_region(lambda rows, kept: original(self, rows, training=training, mask=kept), inputs, mask)

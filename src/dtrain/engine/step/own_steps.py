@@ -1,0 +1,160 @@
+"""Local SGD: each replica runs one device's step on its own rows and its own copies of the variables.
+
+When the copies are averaged is decided in `weight_averages.py`. It implements `steps.Program`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.engine.batches.batch_rows import (
+    any_rows,
+    batch_rows,
+    local_parts,
+    map_leaves,
+    without_optional_specs,
+    without_optionals,
+)
+from dtrain.engine.replica.context import local_update
+from dtrain.engine.replica.gradient_marks import GradientMarks
+from dtrain.engine.replica.gradients import averaged_optimizer
+from dtrain.engine.step.partitioned_steps import (
+    PartitionedProgram,
+    copies_of,
+    leaves_there,
+    traced_as_one_device,
+)
+from dtrain.engine.step.replica_communication import StrategyCollectives
+from dtrain.engine.step.steps import silent_results
+from dtrain.errors import StepError
+from dtrain.interfaces.protocol import ReplicaLayout, check_metrics
+from dtrain.upstream import tensorflow as upstream_tf
+
+
+class OwnSteps(PartitionedProgram):
+    """The train step of local SGD."""
+
+    _own: Any = None
+
+    def __init__(self, model: Any, layout: ReplicaLayout, *, training: bool) -> None:
+        super().__init__(model, layout, training=training)
+        self._communication = StrategyCollectives(model.distribute_strategy, layout, GradientMarks())
+
+    def prepare(self, spec: Any, phase: str | None, *, filled: bool = False) -> bool:
+        """As `Program.prepare`: traces the step once, for any number of rows."""
+        del phase, filled
+        strategy = self._model.distribute_strategy
+        with averaged_optimizer.set(self._model.optimizer):
+            spec = map_leaves(any_rows, without_optional_specs(spec))
+            self._own = traced_as_one_device(self._stock_step, spec, strategy, compiled=self.compiled)
+        check_metrics(self._model, self._layout)  # the trace may have made some
+        self._divide_results()
+        return False
+
+    def run(self, parts: Sequence[Any], sizes: Any, phase: str | None = None) -> tuple[Any, Any]:
+        """As `Program.run`; a replica without rows makes no step. Numbers are averaged by rows.
+
+        Raises:
+            StepError: the step returns something else than numbers, or runs eagerly and a worker has no rows.
+        """
+        del phase
+        batches = [without_optionals(part) for part in parts]
+        own = [batch_rows(batch) for batch in batches]
+        if self._model.run_eagerly:
+            sizes = self._communication.sizes(batches) if sizes is None else sizes
+            return self._means(self._eagerly(batches, sizes), own), None
+        each = [self._on_replica(place, batch) for place, batch in enumerate(batches)]
+        return self._means(each, own), None
+
+    def results(self) -> Any:
+        """As `Program.results`, also outside of a traced function."""
+        return upstream_tf.made_for_each_model(super().results)()
+
+    def _eagerly(self, batches: list[Any], sizes: tf.Tensor) -> list[Any]:
+        """What the step returns on each replica of this process; zeros for one without rows.
+
+        Raises:
+            StepError: a worker has no rows, so that it cannot know what the others' steps return.
+        """
+        strategy = self._model.distribute_strategy
+        rows = sizes.numpy().reshape(self._layout.workers, -1)
+        if not rows.any():
+            return []
+        if not rows.any(axis=1).all():
+            raise StepError(
+                f"With local SGD and run_eagerly=True, a batch of {rows.sum()} rows leaves some of the "
+                f"{self._layout.workers} workers without any.",
+                hint="leave out run_eagerly, or let each batch have rows for all workers",
+            )
+        working = rows[self._layout.worker].nonzero()[0].tolist()
+
+        def in_replica(batch: Any) -> Any:
+            if upstream_tf.local_replica_index() not in working:
+                return None
+            with local_update():
+                return getattr(self._model, self._name)(batch)
+
+        # Replaced here, not in the replicas, because their threads take turns and share the model's methods.
+        with silent_results(self._model) if self.stock else contextlib.nullcontext():
+            found = strategy.run(in_replica, args=(upstream_tf.per_replica(batches),))
+        each = local_parts(strategy, found)
+        nothing = tf.nest.map_structure(tf.zeros_like, each[working[0]])
+        return [each[place] if place in working else nothing for place in range(len(batches))]
+
+    def _on_replica(self, place: int, batch: Any) -> Any:
+        """What the step returns on a replica of this process; zeros if the replica has no rows."""
+        function, strategy = self._own, self._model.distribute_strategy
+        leaves = [tf.nest.flatten(leaf, expand_composites=True) for leaf in leaves_there(batch)]
+        copies = copies_of(function)
+        captured = [
+            copies[id(each)][place] if id(each) in copies else each for each in function.captured_inputs
+        ]
+        given = [*(each for leaf in leaves for each in leaf), *captured]
+        types = [tensor.dtype for tensor in function.outputs]
+        shapes = [tensor.shape for tensor in function.outputs]
+
+        def call(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            found = tf.raw_ops.StatefulPartitionedCall(args=list(tensors), Tout=types, f=function)
+            return list(found) if types else []
+
+        compiled = tf.function(call, jit_compile=True) if self._model.jit_compile else call
+
+        def step() -> list[tf.Tensor]:
+            found = compiled(*given)
+            for tensor, shape in zip(found, shapes, strict=True):
+                tensor.set_shape(shape)
+            return [*found, tf.constant(0)]
+
+        def nothing() -> list[tf.Tensor]:
+            return [
+                *(tf.zeros(shape, dtype) for shape, dtype in zip(shapes, types, strict=True)),
+                tf.constant(0),
+            ]
+
+        with tf.device(strategy.extended.worker_devices[place]):
+            found = list(tf.cond(batch_rows(batch) > 0, step, nothing))[:-1]
+        return tf.nest.pack_sequence_as(function.structured_outputs, found, expand_composites=True)
+
+    def _means(self, each: Sequence[Any], sizes: Sequence[tf.Tensor]) -> Any:
+        """The means of what the replicas' steps return, weighted by their rows."""
+        numbers = [list(map(tf.convert_to_tensor, tf.nest.flatten(found))) for found in each]
+        if not any(numbers):
+            return {}
+        for tensor in numbers[0]:
+            if not tensor.dtype.is_floating or tensor.shape.rank != 0:
+                raise StepError(
+                    f"With local SGD, train_step returned a tensor of type {tensor.dtype.name} and shape "
+                    f"{tensor.shape}. Only a scalar of floats has a mean over the replicas.",
+                    hint="return the loss and metrics as scalars, or leave out gradient_hook",
+                )
+        parts = [
+            [value * tf.cast(size, value.dtype) for value, size in zip(values, sizes, strict=True)]
+            for values in zip(*numbers, strict=True)
+        ]
+        *sums, rows = (total[0] for total in self._communication.sums([*parts, list(sizes)], nested=False))
+        means = [tf.math.divide_no_nan(total, tf.cast(rows, total.dtype)) for total in sums]
+        return tf.nest.pack_sequence_as(each[0], means)

@@ -1,0 +1,1 @@
+"""When replicas are made equal: after several micro-batches, or after several steps."""

@@ -1,0 +1,1 @@
+"""The update of the weights by Keras' own optimizers."""

@@ -1,0 +1,277 @@
+"""Applies gradients by Keras' own optimizers after the all-reduce.
+
+The gradients are all-reduced first; then Keras' own `apply` runs as on a single device. Clipping, loss
+scaling, accumulation, EMA, weight decay and constraints come after the all-reduce, so no `cond` contains
+communication. How an optimizer computes an update is not changed here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.engine.parameter_server.server_updates import updating
+from dtrain.engine.replica.context import (
+    current_block,
+    local_update,
+    single_program,
+    updating_locally,
+)
+from dtrain.engine.replica.gradient_marks import gradient_marks
+from dtrain.engine.replica.gradients import averaged_optimizer, check_averaged, on_present, sum_gradients
+from dtrain.engine.replica.single_program import under_strategy
+from dtrain.engine.sharding.sharding_plan import broadcast_updates, plans
+from dtrain.interfaces.protocol import (
+    check_optimizer_left_out,
+    check_same_strategy,
+    is_asynchronous,
+    is_managed,
+    layout_of,
+)
+from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_names
+from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream.reach import on_objects, replaces, set_methods
+
+_ACCUMULATOR = "gradient_accumulator"  # Keras' name of accumulated gradients, which are not sharded
+
+
+@on_objects(keras_names.MULTI_OPTIMIZER_APPLY)
+@replaces(keras_names.OPTIMIZER_APPLY, keras_names.LOSS_SCALE_APPLY)
+def apply(
+    original: Callable[..., Any],
+    self: Any,
+    grads: Sequence[Any],
+    trainable_variables: Sequence[Any] | None = None,
+) -> Any:
+    """The replacement of an optimizer's `apply`.
+
+    A `MultiOptimizer` that no model was compiled with is as Keras made it: each of its optimizers reduces.
+    """
+    own = upstream_keras.strategy_of_optimizer(self)
+    if is_managed(own):
+        set_methods(self)
+    variables = None if trainable_variables is None else list(trainable_variables)
+    return _way_of(self, len(grads))(original, self, list(grads), variables)
+
+
+Way = Callable[[Callable[..., Any], Any, list[Any], list[Any] | None], Any]
+
+
+def _way_of(optimizer: Any, gradients: int) -> Way:
+    """Chooses how `apply` handles this many gradients, from where the code runs."""
+    block = current_block()
+    if gradients == 0 or updating_locally():
+        return _as_keras
+    if single_program():
+        return _in_single_program
+    if block is not None:
+        return block.apply
+    strategy, own = tf.distribute.get_strategy(), upstream_keras.strategy_of_optimizer(optimizer)
+    if is_asynchronous(own):
+        return _on_servers
+    layout = layout_of(strategy)
+    if own is not strategy and layout_of(own) is not None and not tf.distribute.has_strategy():
+        return _in_own_scope
+    if layout is None:
+        check_optimizer_left_out(optimizer)
+        return _as_keras
+    if tf.distribute.in_cross_replica_context():
+        return _across
+    return _alone if layout.replicas == 1 else _in_replica
+
+
+def _as_keras(original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: Any) -> Any:
+    return original(optimizer, grads, variables)
+
+
+def _in_single_program(original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: Any) -> Any:
+    """In a step that is partitioned: Keras' own update, of variables that were made under the strategy."""
+    own, averaged = upstream_keras.strategy_of_optimizer(optimizer), averaged_optimizer()
+    if averaged is not None:
+        check_averaged(optimizer, averaged)
+    if variables is not None and not optimizer.built and layout_of(own) is not None:
+        with under_strategy(own):
+            optimizer.build(variables)
+    marks = gradient_marks()
+    if marks is not None:
+        grads = marks.mark(
+            grads, upstream_keras.trainable_variables_of(optimizer) if variables is None else variables
+        )
+    return original(optimizer, grads, variables)
+
+
+def _in_own_scope(original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: Any) -> Any:
+    """Outside of any scope, with gradients that the caller reduced: enters the optimizer's own strategy."""
+    with upstream_keras.strategy_of_optimizer(optimizer).scope():
+        return _way_of(optimizer, len(grads))(original, optimizer, grads, variables)
+
+
+def _alone(original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: Any) -> Any:
+    """With one replica: applies locally.
+
+    Keras would call `merge_call` for one replica too, even inside a `cond`, where TensorFlow forbids it.
+    """
+    with local_update():
+        return original(optimizer, grads, variables)
+
+
+@on_objects(keras_names.LOSS_SCALE_TF_APPLY)
+def tf_apply(original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    """The loss-scale optimizer's `merge_call` path; a local update needs none."""
+    if updating_locally():
+        return upstream_keras.common_apply(self, grads, trainable_variables)
+    return original(self, grads, trainable_variables)
+
+
+@on_objects(keras_names.OPTIMIZER_REDUCE)
+def reduced_already(original: Callable[..., Any], self: Any, grads_and_vars: Any) -> Any:
+    """The replacement of an optimizer's own all-reduce: after clipping and accumulation, before the update.
+
+    The gradients are reduced already. If the state is sharded, only the pairs whose weight this replica owns
+    are returned. Code of the optimizer that runs earlier, such as Nadam's, still gets all pairs: it may write
+    variables that all replicas hold.
+    """
+    if not updating_locally():
+        return original(self, grads_and_vars)
+    plan = plans.get(self)
+    return list(grads_and_vars) if plan is None or not plan.owners else plan.own(self, grads_and_vars)
+
+
+def _in_replica(
+    original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: list[Any] | None
+) -> Any:
+    """In a replica: applies the global batch's gradients to its own copy, or once to the central weights."""
+    strategy, targets = _checked(optimizer, variables)
+    _build(optimizer, strategy, targets)
+    found = sum_gradients(grads, targets)
+    if not strategy.dtrain_layout.central:
+        with local_update():
+            original(optimizer, found, variables)
+        if plans:
+            broadcast_updates(optimizer, _with_gradients(targets, found))
+        return None
+
+    def once(distribution: Any, *merged: Any) -> None:
+        with local_update():
+            original(
+                optimizer,
+                on_present(lambda _: [distribution.experimental_local_results(g)[0] for g in merged], found),
+                variables,
+            )
+
+    return _merge_call(once, found)
+
+
+def _across(
+    original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: list[Any] | None
+) -> Any:
+    """In the cross-replica context: every replica applies the same gradients, which the caller reduced."""
+    strategy, targets = _checked(optimizer, variables)
+    _build_now(optimizer, strategy, targets)
+    if strategy.dtrain_layout.central:
+        with local_update():
+            return original(optimizer, grads, variables)
+
+    def alike(*each: Any) -> None:
+        with local_update():
+            original(optimizer, on_present(lambda _: each, grads), variables)
+        broadcast_updates(optimizer, _with_gradients(targets, grads))
+
+    strategy.extended.call_for_each_replica(alike, args=tuple(g for g in grads if g is not None))
+    return None
+
+
+def _on_servers(
+    original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: list[Any] | None
+) -> Any:
+    """In a user's own loop on parameter servers: the servers apply one worker's whole update at a time."""
+    strategy: Any = upstream_keras.strategy_of_optimizer(optimizer)
+    targets = upstream_keras.trainable_variables_of(optimizer) if variables is None else variables
+    inside = tf.distribute.get_strategy() is strategy
+    if inside and tf.distribute.get_replica_context() is not None:
+        _build(optimizer, strategy, targets)
+    else:
+        _build_now(optimizer, strategy, targets)
+
+    def once(distribution: Any, *merged: Any) -> None:
+        def update() -> None:
+            with local_update(), updating(optimizer):
+                original(optimizer, on_present(lambda _: merged, grads), variables)
+
+        if tf.executing_eagerly():
+            update()
+        else:
+            strategy.dtrain_layout.servers.locked(update)
+
+    if inside and not tf.distribute.in_cross_replica_context():
+        return _merge_call(once, grads)
+    with contextlib.nullcontext() if tf.distribute.in_cross_replica_context() else strategy.scope():
+        return once(strategy, *(g for g in grads if g is not None))
+
+
+@on_objects(keras_names.OPTIMIZER_ADD_SLOT, around_users=True)
+def add_slot(
+    original: Callable[..., Any],
+    self: Any,
+    reference_variable: Any,
+    name: str | None = None,
+    initializer: Any = "zeros",
+) -> Any:
+    """An optimizer's `add_variable_from_reference`; sharded state is made at its owner.
+
+    A step that is partitioned may build its optimizer itself.
+    """
+
+    def make() -> Any:
+        return original(self, reference_variable, name=name, initializer=initializer)
+
+    plan, own = plans.get(self), upstream_keras.strategy_of_optimizer(self)
+    outside = single_program() and layout_of(own) is not None
+    with under_strategy(own) if outside else contextlib.nullcontext():
+        if plan is None or name == _ACCUMULATOR:
+            return make()
+        return plan.make_slot(make, self, reference_variable)
+
+
+def _checked(optimizer: Any, variables: list[Any] | None) -> tuple[Any, list[Any]]:
+    """The current strategy, and the variables to update.
+
+    Raises:
+        ScopeError: the optimizer or a variable belongs to another strategy.
+    """
+    strategy = tf.distribute.get_strategy()
+    check_same_strategy(optimizer, strategy, variables)
+    targets = upstream_keras.trainable_variables_of(optimizer) if variables is None else variables
+    return strategy, targets
+
+
+def _with_gradients(variables: list[Any], grads: list[Any]) -> list[Any]:
+    return [v for v, g in zip(variables, grads, strict=True) if g is not None]
+
+
+def _merge_call(function: Callable[..., None], grads: list[Any]) -> None:
+    """Calls a function once for all replicas, with the gradients that are not None."""
+    present = tuple(g for g in grads if g is not None)
+    tf.distribute.get_replica_context().merge_call(function, args=present)
+
+
+def _build(optimizer: Any, strategy: Any, variables: list[Any]) -> None:
+    """Makes the optimizer's variables once, in the strategy's scope, even while a step is being traced."""
+    if optimizer.built:
+        return
+    if not upstream_tf.merge_possible():
+        return
+    tf.distribute.get_replica_context().merge_call(
+        lambda distribution: _build_now(optimizer, distribution, variables)
+    )
+
+
+def _build_now(optimizer: Any, strategy: Any, variables: list[Any]) -> None:
+    if optimizer.built:
+        return
+    with tf.init_scope(), strategy.scope():
+        optimizer.build(variables)

@@ -1,5 +1,0 @@
-"""How Keras trains under a strategy: the step, the losses, the metrics, the optimizer, the files.
-
-It knows `tf.distribute.Strategy` and the small protocol in `protocol.py`; it does not know which
-strategies exist.
-"""
