@@ -130,10 +130,12 @@ class _Watch:
 
 
 def _inside(packages: Sequence[str]) -> Iterator[str]:
+    """The names of all modules of packages, and of the packages inside them."""
     for package in packages:
         with contextlib.suppress(Exception):
-            for found in pkgutil.iter_modules(importlib.import_module(package).__path__):
-                yield f"{package}.{found.name}"
+            path = importlib.import_module(package).__path__
+            for found in pkgutil.walk_packages(path, f"{package}.", onerror=lambda name: None):
+                yield found.name
 
 
 @contextlib.contextmanager
