@@ -205,5 +205,5 @@ def test_a_launcher_hears_without_progress_too_and_gets_stacks(
     child.stdin = None
     _, errors = child.communicate()
     assert "in stuck" in errors
-    assert "dtrain/progress.py" in errors  # all threads
+    assert "dtrain/task/progress.py" in errors  # all threads
     assert child.returncode == 0
