@@ -287,7 +287,7 @@ def waiting_is_measured(workers: Workers) -> None:
 
     from dtrain.engine.loops.peer_exchange import exchange
     from dtrain.engine.replica.context import all_reduce_sum
-    from dtrain.interfaces.protocol import waiting_clock
+    from dtrain.interfaces.replica_layout import waiting_clock
 
     clock = waiting_clock(workers.strategy)
     if clock is None:

@@ -165,7 +165,7 @@ def _exchange(value: Any, timeout: float | None, call: str) -> list[Any]:
     if size == 1:
         return [value]
     from dtrain.engine.loops.peer_exchange import exchange
-    from dtrain.interfaces.protocol import ReplicaLayout
+    from dtrain.interfaces.replica_layout import ReplicaLayout
 
     return exchange(
         ReplicaLayout(workers=size, worker=rank()), value, timeout=timeout, objects=True, call=call

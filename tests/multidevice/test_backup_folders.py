@@ -17,7 +17,7 @@ import dtrain
 from dtrain.checkpoint import Checkpoints, folder_lock
 from dtrain.checkpoint.group import Group
 from dtrain.errors import CheckpointError, ConfigurationError
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from given_clock import GivenClock
 from refusals import refused
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import dtrain
 from dtrain.errors import ConfigurationError, DataError, ScopeError
-from dtrain.interfaces import protocol
+from dtrain.interfaces import scope_checks
 
 X = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
 Y = (X.sum(axis=1, keepdims=True) + np.linspace(0, 2, 24)[:, None]).astype("float32")
@@ -108,7 +108,7 @@ def test_a_model_that_was_trained_before_the_strategy_of_workers(
     model = net()
     model.compile(optimizer="sgd", loss="mse")
     model.fit(X, Y, verbose=0)
-    monkeypatch.setattr(protocol, "_with_workers", "a MultiWorkerMirroredStrategy of 2 workers")
+    monkeypatch.setattr(scope_checks, "_with_workers", "a MultiWorkerMirroredStrategy of 2 workers")
     before = model.get_weights()
     refused(lambda: getattr(model, call)(X, Y), "made outside of any strategy's scope", "of 2 workers")
     for one, other in zip(model.get_weights(), before, strict=True):

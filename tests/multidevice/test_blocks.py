@@ -13,7 +13,7 @@ import tensorflow as tf
 from dtrain.engine.parameter_server.block_batches import BlockBuffer, BlockData, BlockReader, as_batch
 from dtrain.engine.parameter_server.block_sizes import BlockSizes, Pace
 from dtrain.engine.parameter_server.packing import Packing
-from dtrain.interfaces.protocol import ServerLayout
+from dtrain.interfaces.replica_layout import ServerLayout
 
 WORDS = ("float32", "int32", "uint32", "float64", "int64", "uint64")
 OTHERS = ("bool", "float16", "bfloat16", "int8", "complex64")

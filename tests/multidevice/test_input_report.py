@@ -16,7 +16,7 @@ import dtrain
 from dtrain import monitor
 from dtrain.engine.callbacks.fit_reports import TimeReport
 from dtrain.engine.feed.input_advice import advice_for, tuned
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.telemetry import events
 from given_clock import GivenClock
 

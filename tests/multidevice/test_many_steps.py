@@ -20,7 +20,7 @@ from dtrain.engine.execution import xla_steps
 from dtrain.engine.loops import noted_function
 from dtrain.engine.loops.loop import Call, CallSize, FitSession, LastStep
 from dtrain.engine.step import xla_rule
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.task import channel
 from dtrain.telemetry import events
 from dtrain.upstream import keras as upstream_keras

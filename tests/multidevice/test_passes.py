@@ -24,7 +24,7 @@ from dtrain.engine.feed.arrays import ArraySource
 from dtrain.engine.feed.batch_sources import SplitDataset
 from dtrain.engine.feed.passes import BufferedPasses, Passes
 from dtrain.engine.parameter_server.block_batches import BlockReader, PassRows
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.upstream.keras_names import ARRAYS
 from processes import wait_until
 

@@ -27,7 +27,7 @@ from dtrain.data import (
 )
 from dtrain.engine.batches.example_order import example_seeds, mixed, permuted
 from dtrain.errors import ConfigurationError, DataError, UnsupportedVersionError
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from refusals import refused
 
 ROWS = 37

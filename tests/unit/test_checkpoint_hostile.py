@@ -23,7 +23,7 @@ from dtrain.checkpoint.pauses import LONGEST, PauseWatch
 from dtrain.checkpoint.stored import committed, read_share, remove_all, remove_uncommitted
 from dtrain.data.unpickling import dump_arrays
 from dtrain.errors import CheckpointError
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from given_clock import GivenClock
 from hostile_files import KINDS, is_untouched, put, victim
 from refusals import refused

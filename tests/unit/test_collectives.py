@@ -23,7 +23,7 @@ from dtrain.collectives.transport import Facts
 from dtrain.collectives.transports import asked_for, choose, overlaps
 from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError, DataError, MPIError, PeerMismatchError, PeerMissingError
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.proof import Handshake, ProofError, introduce
 from dtrain.process_group.secret import Secret
 from given_clock import GivenClock

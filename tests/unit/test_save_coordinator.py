@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtrain.checkpoint.coordinator import SaveCoordinator
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from given_clock import GivenClock
 
 

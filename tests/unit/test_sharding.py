@@ -9,7 +9,7 @@ import pytest
 
 from dtrain.data.batching import planned_rows, sizes_of_all
 from dtrain.errors import ConfigurationError, DataError
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.sharding import WORDS, SourceKind, choose, divide_files, shares, steps_of
 from refusals import refused
 

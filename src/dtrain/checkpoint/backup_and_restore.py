@@ -22,7 +22,7 @@ from dtrain.checkpoint.store import check_keep
 from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.engine.install import install
 from dtrain.errors import ConfigurationError
-from dtrain.interfaces.protocol import ReplicaLayout, layout_of
+from dtrain.interfaces.replica_layout import ReplicaLayout, layout_of
 from dtrain.upstream import keras as upstream_keras
 
 _ended: collections.Counter[str] = collections.Counter()  # fits that have ended without an error, by folder

@@ -20,7 +20,7 @@ from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.engine.callbacks.copies import check_copies
 from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.errors import ConfigurationError
-from dtrain.interfaces.protocol import ReplicaLayout, layout_of
+from dtrain.interfaces.replica_layout import ReplicaLayout, layout_of
 from dtrain.upstream import keras as upstream_keras
 
 

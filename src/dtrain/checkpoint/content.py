@@ -23,7 +23,7 @@ from dtrain.data.unpickling import dump_arrays, load_arrays
 from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.environments import settings
 from dtrain.errors import CheckpointError
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 
 _MOST = 10**6  # workers or replicas
 

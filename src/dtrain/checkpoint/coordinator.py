@@ -12,7 +12,7 @@ from typing import Any
 
 from dtrain.base.clock import REAL, Clock
 from dtrain.engine.loops.peer_exchange import exchange, sendable
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 
 _INTERVAL = 0.5  # seconds between two exchanges of proposals
 

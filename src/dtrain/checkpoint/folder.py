@@ -20,7 +20,7 @@ from dtrain.checkpoint.stored import remove_all, remove_uncommitted
 from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.errors import CheckpointError
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.task import channel
 from dtrain.telemetry import events
 

@@ -30,7 +30,7 @@ from dtrain.checkpoint.tensor_file import is_count
 from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.environments import settings
 from dtrain.errors import CheckpointError, UnsafeFileError
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 
 NAME = ".in-use"
 PATIENCE = 10.0

@@ -15,7 +15,7 @@ from pathlib import Path
 from dtrain.base import safe_files
 from dtrain.checkpoint.storages import storage_of
 from dtrain.engine.loops.peer_exchange import exchange
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 
 
 @dataclass(frozen=True)

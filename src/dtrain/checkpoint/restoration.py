@@ -20,7 +20,7 @@ from dtrain.checkpoint.folder import CheckpointFolder
 from dtrain.checkpoint.tensor_file import is_count
 from dtrain.engine.feed.position import DataPosition
 from dtrain.engine.loops.loop import current_loop
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.telemetry import events
 from dtrain.upstream import keras as upstream_keras
 

@@ -28,7 +28,7 @@ from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.engine.step.steps import step_is_stock
 from dtrain.environments import settings
 from dtrain.errors import RunAgain
-from dtrain.interfaces.protocol import ReplicaLayout, is_asynchronous, is_managed, layout_of
+from dtrain.interfaces.replica_layout import ReplicaLayout, is_asynchronous, is_managed, layout_of
 from dtrain.task import channel
 from dtrain.telemetry import events
 from dtrain.upstream import keras as upstream_keras

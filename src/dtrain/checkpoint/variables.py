@@ -18,7 +18,7 @@ from dtrain.engine.parameter_server.snapshot import Snapshots
 from dtrain.engine.replica.replica_calls import holds_parts
 from dtrain.engine.sharding.sharding_plan import owner_of, owners_of
 from dtrain.errors import CheckpointError
-from dtrain.interfaces.protocol import ReplicaLayout, is_asynchronous, layout_of
+from dtrain.interfaces.replica_layout import ReplicaLayout, is_asynchronous, layout_of
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.tensorflow import underlying

@@ -19,7 +19,7 @@ from dtrain.base.clock import REAL, Clock, Deadline
 from dtrain.base.tcp import connect_to, listen_at
 from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.errors import DtrainError, PeerMissingError
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group import peers
 from dtrain.process_group.acceptor import Acceptor
 from dtrain.process_group.proof import Handshake, introduce

@@ -19,7 +19,7 @@ from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.environments import mpi_start
 from dtrain.environments.topology import Topology
 from dtrain.errors import DtrainError, MPIError, PeerMissingError
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group import peers
 
 NOT_STARTED = "no MPI starter started the workers"

@@ -16,7 +16,7 @@ from dtrain.collectives.calls import Calls
 from dtrain.collectives.launcher import TensorGroups
 from dtrain.collectives.transport import Facts, Transport
 from dtrain.environments.topology import Topology
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream import tensorflow_names
 

@@ -20,7 +20,7 @@ from dtrain.collectives.connect import connect_all
 from dtrain.collectives.transport import Facts, Transport
 from dtrain.environments.topology import Topology
 from dtrain.errors import PeerMissingError
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group import peers
 
 _AT_ONCE = 1 << 20  # bytes in one call of send or receive, so that both take turns

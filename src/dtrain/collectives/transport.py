@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dtrain.engine.loops.peer_exchange import sendable
 from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError, DtrainError
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 
 if TYPE_CHECKING:
     from dtrain.collectives.calls import Calls

@@ -24,7 +24,7 @@ from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.environments import settings
 from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError, PeerMismatchError
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group import peers
 from dtrain.upstream import servers
 from dtrain.upstream import tensorflow as upstream_tf

@@ -27,7 +27,7 @@ from dtrain.engine.batches.batch_rows import (
 )
 from dtrain.engine.batches.splitting import split_batch
 from dtrain.errors import ConfigurationError
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.sharding import Shares
 
 

@@ -25,7 +25,7 @@ from dtrain.engine.batches.example_order import BucketOrder, PlainOrder
 from dtrain.engine.install import install
 from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.errors import BackendError, ConfigurationError, DataError
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.job import world_size
 
 _WHOLE = Share()

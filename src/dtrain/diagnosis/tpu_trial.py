@@ -22,7 +22,7 @@ from dtrain.diagnosis.tpu_input import examine_input, read_batches
 from dtrain.diagnosis.tpu_step import StepExaminer
 from dtrain.diagnosis.user_script import described, ends_well, run_script
 from dtrain.errors import DtrainError, ProcessEnd
-from dtrain.interfaces.protocol import datasets_in_place
+from dtrain.interfaces.dataset_parts import datasets_in_place
 from dtrain.strategies import registry
 from dtrain.upstream import keras as upstream_keras
 

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from dtrain.engine.replica.context import updating_locally
 from dtrain.interfaces.gradient_hook import GradientHook, hook_of
-from dtrain.interfaces.protocol import ReplicaLayout, strategy_made
+from dtrain.interfaces.replica_layout import ReplicaLayout
+from dtrain.interfaces.scope_checks import strategy_made
 from dtrain.strategies import common, devices
 from dtrain.upstream import tensorflow_names
 

@@ -23,7 +23,7 @@ from dtrain.engine.replica.replica_calls import note_write, with_own_attributes
 from dtrain.engine.variables import host_writes
 from dtrain.environments.topology import Topology
 from dtrain.errors import StepError
-from dtrain.interfaces.protocol import scope_entered
+from dtrain.interfaces.scope_checks import scope_entered
 from dtrain.process_group.secret import on_loopback
 from dtrain.strategies import devices
 from dtrain.upstream import graph_functions, tensorflow_names

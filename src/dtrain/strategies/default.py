@@ -51,7 +51,7 @@ def default_strategy(*, memory_growth: bool = True) -> Any:
 
     if not tf.distribute.has_strategy():
         from dtrain.engine.install import install
-        from dtrain.interfaces.protocol import ReplicaLayout
+        from dtrain.interfaces.replica_layout import ReplicaLayout
 
         install()
         found.dtrain_layout = ReplicaLayout()

@@ -12,7 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.interfaces.gradient_hook import GradientHook, hook_of
-from dtrain.interfaces.protocol import ReplicaLayout, strategy_made
+from dtrain.interfaces.replica_layout import ReplicaLayout
+from dtrain.interfaces.scope_checks import strategy_made
 from dtrain.strategies import common
 from dtrain.strategies.devices import known
 from dtrain.upstream import tensorflow_names

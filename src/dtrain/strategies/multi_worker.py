@@ -21,7 +21,8 @@ from dtrain.environments import current, join, known_to_tensorflow
 from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError
 from dtrain.interfaces.gradient_hook import GradientHook, hook_of
-from dtrain.interfaces.protocol import ReplicaLayout, strategy_made
+from dtrain.interfaces.replica_layout import ReplicaLayout
+from dtrain.interfaces.scope_checks import strategy_made
 from dtrain.process_group import peers
 from dtrain.process_group.secret import on_loopback
 from dtrain.strategies import common, devices

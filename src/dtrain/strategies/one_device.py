@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.strategies import common, devices
 
 

@@ -22,7 +22,8 @@ from dtrain.environments import current, join, known_to_tensorflow
 from dtrain.environments.topology import Topology
 from dtrain.errors import ClusterConfigError, ConfigurationError
 from dtrain.interfaces.gradient_hook import GradientHook, server_hook_of
-from dtrain.interfaces.protocol import ServerLayout, strategy_made
+from dtrain.interfaces.replica_layout import ServerLayout
+from dtrain.interfaces.scope_checks import strategy_made
 from dtrain.process_group import control, serving
 from dtrain.strategies import common
 from dtrain.strategies.partitioned import PartitionedVariable, made_partitioned, partition_like

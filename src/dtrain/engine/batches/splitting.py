@@ -23,7 +23,7 @@ from dtrain.engine.batches.batch_rows import (
     some_rows,
 )
 from dtrain.errors import DataError
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 
 _BEGIN, _END = "dtrain: rows of a batch: ", " :end"
 _NAMES = ("x", "y", "sample_weight")

@@ -17,7 +17,7 @@ from dtrain.engine.callbacks.copies import Copies
 from dtrain.engine.callbacks.prepared_callbacks import Stateless, has_hook, passes_on
 from dtrain.engine.loops.operation import current_operation
 from dtrain.engine.loops.peer_exchange import NotPlainError, encode, exchange
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.upstream import keras as upstream_keras
 
 

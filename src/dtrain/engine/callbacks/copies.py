@@ -21,7 +21,7 @@ from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.engine.replica.gradient_marks import GradientMarks
 from dtrain.engine.step.replica_communication import StrategyCollectives
 from dtrain.errors import ReplicaMismatchError
-from dtrain.interfaces.protocol import ReplicaLayout, layout_of
+from dtrain.interfaces.replica_layout import ReplicaLayout, layout_of
 from dtrain.upstream.tensorflow import underlying
 
 _TOLERANCE = 1e-5  # of the largest value of a weight

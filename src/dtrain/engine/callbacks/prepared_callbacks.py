@@ -23,7 +23,7 @@ from dtrain.base import safe_files
 from dtrain.engine.loops.loop import FitSession
 from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.errors import ConfigurationError
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.telemetry import events
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream.reach import set_methods

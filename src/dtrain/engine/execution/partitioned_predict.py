@@ -14,7 +14,7 @@ from dtrain.engine.step.eager_program import EagerReplicas
 from dtrain.engine.step.partitioned_steps import DividedFunction
 from dtrain.engine.step.step_plan import warn_of_much
 from dtrain.engine.step.steps import unwrapped
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.upstream import tensorflow as upstream_tf
 
 

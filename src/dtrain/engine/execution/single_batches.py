@@ -22,7 +22,7 @@ from dtrain.engine.batches.splitting import split_batch
 from dtrain.engine.batches.traced_specs import TracedSpecs
 from dtrain.engine.feed.batch_sources import SplitIterator
 from dtrain.engine.loops.operation import note_batch, note_divided
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 
 
 class SingleBatches:

@@ -26,7 +26,7 @@ from dtrain.engine.replica.losses_and_metrics import follow_from_variables
 from dtrain.engine.step.step_plan import as_record, warn_of_much
 from dtrain.engine.step.steps import Program
 from dtrain.errors import ConfigurationError
-from dtrain.interfaces.protocol import ReplicaLayout, communication_clock, waiting_clock
+from dtrain.interfaces.replica_layout import ReplicaLayout, communication_clock, waiting_clock
 from dtrain.partition.plan import Plan
 from dtrain.task.task_hooks import without_collection
 from dtrain.telemetry import events

@@ -30,7 +30,7 @@ from dtrain.engine.feed.passes import ArrayRows, BufferedPasses, Passes, RowRead
 from dtrain.engine.feed.position import DataPosition
 from dtrain.engine.feed.same_examples import ArrayDigest, digest_of
 from dtrain.engine.loops.peer_exchange import exchange
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 

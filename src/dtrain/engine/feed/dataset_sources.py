@@ -11,7 +11,7 @@ import tensorflow as tf
 from dtrain.base.log import logger
 from dtrain.engine.feed.input_advice import tuned
 from dtrain.engine.feed.position import DataPosition
-from dtrain.interfaces.protocol import Positions
+from dtrain.interfaces.dataset_parts import Positions
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream import tf_data as upstream_data
 

@@ -37,14 +37,8 @@ from dtrain.engine.step.eager_program import EagerProgram
 from dtrain.engine.step.own_steps import OwnSteps
 from dtrain.engine.step.partitioned_steps import PartitionedProgram, traced_as_one_device
 from dtrain.engine.step.steps import step_is_stock
-from dtrain.interfaces.protocol import (
-    ReplicaLayout,
-    check_left_out,
-    check_model,
-    is_asynchronous,
-    is_managed,
-    layout_of,
-)
+from dtrain.interfaces.replica_layout import ReplicaLayout, is_asynchronous, is_managed, layout_of
+from dtrain.interfaces.scope_checks import check_left_out, check_model
 from dtrain.task import channel
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names, layer_calls

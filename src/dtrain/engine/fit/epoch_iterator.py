@@ -6,7 +6,7 @@ from typing import Any
 
 from dtrain.engine.feed.data_feed import DataFeed
 from dtrain.engine.parameter_server.epochs import make_asynchronous_epochs
-from dtrain.interfaces.protocol import is_asynchronous
+from dtrain.interfaces.replica_layout import is_asynchronous
 from dtrain.upstream import keras_names
 from dtrain.upstream.reach import makes
 

@@ -39,17 +39,15 @@ from dtrain.engine.step.xla_rule import note_compiled
 from dtrain.engine.synchronisation.accumulation import MicroBatchSums, abandon, can_sum_locally
 from dtrain.engine.synchronisation.weight_averages import WeightAverages
 from dtrain.errors import ConfigurationError
-from dtrain.interfaces.protocol import (
+from dtrain.interfaces.dataset_parts import datasets_in_place
+from dtrain.interfaces.replica_layout import (
     ReplicaLayout,
-    check_model,
-    check_scope,
-    datasets_in_place,
     is_asynchronous,
     is_managed,
     layout_of,
-    tensorflows_own_explained,
     waiting_clock,
 )
+from dtrain.interfaces.scope_checks import check_model, check_scope, tensorflows_own_explained
 from dtrain.telemetry import events
 from dtrain.upstream import graph_functions, keras_names
 from dtrain.upstream import keras as upstream_keras

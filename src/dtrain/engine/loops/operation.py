@@ -15,7 +15,7 @@ from typing import Any
 
 from dtrain.engine.variables import host_writes
 from dtrain.errors import DtrainError
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group import operations, peers
 from dtrain.process_group.peers import Peers
 

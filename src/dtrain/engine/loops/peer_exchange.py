@@ -30,7 +30,7 @@ import numpy as np
 from dtrain.base.plain_text import cleaned
 from dtrain.engine.loops.operation import words
 from dtrain.errors import AuthenticationError, ConfigurationError
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group import peers
 from dtrain.process_group.peer_link import HINT
 from dtrain.telemetry import events

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from dtrain.engine.parameter_server.block_program import BlockProgram
-from dtrain.interfaces.protocol import ServerLayout
+from dtrain.interfaces.replica_layout import ServerLayout
 
 _FAST = 0.01  # seconds
 _MANY = 400

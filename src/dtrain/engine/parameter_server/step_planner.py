@@ -20,7 +20,7 @@ from dtrain.engine.variables.local_variable import LocalVariable, variables_repl
 from dtrain.engine.variables.split_variables import is_split
 from dtrain.engine.variables.tables import tables_of
 from dtrain.errors import StepError
-from dtrain.interfaces.protocol import check_same_strategy
+from dtrain.interfaces.scope_checks import check_same_strategy
 from dtrain.upstream import graph_functions
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf

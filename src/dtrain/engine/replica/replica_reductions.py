@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.errors import CompilationError
-from dtrain.interfaces.protocol import is_asynchronous, layout_of, reduction_groups, waiting_clock
+from dtrain.interfaces.replica_layout import is_asynchronous, layout_of, reduction_groups, waiting_clock
 from dtrain.upstream import servers, tensorflow_names
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import on_objects

@@ -18,7 +18,7 @@ from dtrain.base import safe_files
 from dtrain.base.log import logger
 from dtrain.engine.parameter_server.snapshot import Snapshots
 from dtrain.engine.saving.scratch import scratch_beside
-from dtrain.interfaces.protocol import is_asynchronous, layout_of
+from dtrain.interfaces.replica_layout import is_asynchronous, layout_of
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
 from dtrain.upstream.reach import on_objects, replaces

@@ -19,7 +19,7 @@ from dtrain.engine.replica.gradient_marks import GradientMarks
 from dtrain.engine.replica.single_program import as_single_program, making_variables
 from dtrain.engine.step.partitioned_steps import SingleProgram, is_in_parts
 from dtrain.engine.step.replica_communication import StrategyCollectives
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 
 _warned = False
 

@@ -31,7 +31,8 @@ from dtrain.engine.step.partitioned_steps import (
 from dtrain.engine.step.replica_communication import StrategyCollectives
 from dtrain.engine.step.steps import silent_results
 from dtrain.errors import StepError
-from dtrain.interfaces.protocol import ReplicaLayout, check_metrics
+from dtrain.interfaces.replica_layout import ReplicaLayout
+from dtrain.interfaces.scope_checks import check_metrics
 from dtrain.upstream import tensorflow as upstream_tf
 
 

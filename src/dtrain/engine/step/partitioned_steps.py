@@ -25,7 +25,7 @@ from dtrain.engine.replica.single_program import as_single_program, making_varia
 from dtrain.engine.step.replica_communication import StrategyCollectives
 from dtrain.engine.step.steps import Program, silent_results, step_is_stock
 from dtrain.engine.synchronisation.accumulation import PARTS
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.partition.layouts import REPLICATED, Layout
 from dtrain.partition.partition import Partitioned, by_batch
 from dtrain.partition.plan import Plan

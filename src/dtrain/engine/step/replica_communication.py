@@ -16,7 +16,7 @@ from dtrain.engine.replica.context import all_reduce_sum, gather_examples
 from dtrain.engine.replica.gradient_marks import GradientMarks
 from dtrain.engine.replica.gradients import sum_gradients
 from dtrain.errors import StepError
-from dtrain.interfaces.protocol import ReplicaLayout, reduction_groups
+from dtrain.interfaces.replica_layout import ReplicaLayout, reduction_groups
 from dtrain.partition.communication import Collectives, OneProcess, Parts
 from dtrain.upstream import tensorflow as upstream_tf
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from dtrain.base.log import logger
 from dtrain.engine.loops.loop import LocalState
 from dtrain.engine.replica.context import all_reduce_sum, local_update
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.telemetry import events
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf

@@ -17,7 +17,7 @@ from dtrain.engine.loops.loop import LocalState
 from dtrain.engine.replica.context import all_reduce_sum, local_update
 from dtrain.engine.sharding.sharding_plan import is_sharded
 from dtrain.errors import ConfigurationError
-from dtrain.interfaces.protocol import ReplicaLayout
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.telemetry import events
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream.tensorflow import underlying

@@ -24,13 +24,8 @@ from dtrain.engine.replica.gradient_marks import gradient_marks
 from dtrain.engine.replica.gradients import averaged_optimizer, check_averaged, on_present, sum_gradients
 from dtrain.engine.replica.single_program import under_strategy
 from dtrain.engine.sharding.sharding_plan import broadcast_updates, plans
-from dtrain.interfaces.protocol import (
-    check_optimizer_left_out,
-    check_same_strategy,
-    is_asynchronous,
-    is_managed,
-    layout_of,
-)
+from dtrain.interfaces.replica_layout import is_asynchronous, is_managed, layout_of
+from dtrain.interfaces.scope_checks import check_optimizer_left_out, check_same_strategy
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
