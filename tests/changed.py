@@ -69,7 +69,12 @@ GROUPS = (
                 f"src/dtrain/{folder}/"
                 for folder in ("environments", "process_group", "task", "launch", "collectives", "diagnosis")
             ),
-            *("src/dtrain/ray/", "src/dtrain/submit/", "src/dtrain/base/clock.py", "src/dtrain/job.py"),
+            *(
+                "src/dtrain/ray/",
+                "src/dtrain/submit/",
+                "src/dtrain/base/clock.py",
+                "src/dtrain/process_group/ranks.py",
+            ),
             *(
                 "src/dtrain/errors.py",
                 "src/dtrain/cli/",

@@ -285,9 +285,9 @@ def results_that_are_kept(workers: Workers) -> None:
 def waiting_is_measured(workers: Workers) -> None:
     import tensorflow as tf
 
-    from dtrain.engine.loops.peer_exchange import exchange
     from dtrain.engine.replica.context import all_reduce_sum
     from dtrain.interfaces.replica_layout import waiting_clock
+    from dtrain.process_group.value_exchange import exchange
 
     clock = waiting_clock(workers.strategy)
     if clock is None:

@@ -21,17 +21,17 @@ _PUBLIC = {
     "OneDeviceStrategy": "dtrain.strategies.one_device",
     "ParameterServerStrategy": "dtrain.strategies.parameter_server",
     "TPUStrategy": "dtrain.strategies.tpu",
-    "Trainer": "dtrain.trainer",
-    "barrier": "dtrain.job",
-    "broadcast": "dtrain.job",
+    "Trainer": "dtrain.trainer.trainer",
+    "barrier": "dtrain.process_group.ranks",
+    "broadcast": "dtrain.process_group.ranks",
     "compare_copies": "dtrain.engine.callbacks.copies",
     "get_strategy": "dtrain.strategies.default",
-    "is_chief": "dtrain.job",
-    "local_rank": "dtrain.job",
-    "rank": "dtrain.job",
+    "is_chief": "dtrain.process_group.ranks",
+    "local_rank": "dtrain.process_group.ranks",
+    "rank": "dtrain.process_group.ranks",
     "spawn": "dtrain.launch.spawn",
     "strategy": "dtrain.strategies.registry",
-    "world_size": "dtrain.job",
+    "world_size": "dtrain.process_group.ranks",
 }
 
 __all__ = [
@@ -96,8 +96,8 @@ if TYPE_CHECKING:
     from dtrain.checkpoint.backup_and_restore import BackupAndRestore
     from dtrain.engine.callbacks.copies import compare_copies
     from dtrain.errors import DtrainError
-    from dtrain.job import barrier, broadcast, is_chief, local_rank, rank, world_size
     from dtrain.launch.spawn import spawn
+    from dtrain.process_group.ranks import barrier, broadcast, is_chief, local_rank, rank, world_size
     from dtrain.strategies.central_storage import CentralStorageStrategy
     from dtrain.strategies.default import get_strategy
     from dtrain.strategies.mirrored import MirroredStrategy
@@ -106,7 +106,7 @@ if TYPE_CHECKING:
     from dtrain.strategies.parameter_server import ParameterServerStrategy
     from dtrain.strategies.registry import strategy
     from dtrain.strategies.tpu import TPUStrategy
-    from dtrain.trainer import Trainer
+    from dtrain.trainer.trainer import Trainer
 
 
 # Names that are TensorFlow's own objects, so that a program can use `dtrain` in place of `tf.distribute`.

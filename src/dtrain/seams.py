@@ -27,7 +27,7 @@ _SEAMS = {
     "Calls": "dtrain.collectives.calls.Calls",
     "Transport": "dtrain.collectives.transport.Transport",
     "check_peers": "dtrain.process_group.peers.check",
-    "exchange": "dtrain.engine.loops.peer_exchange.exchange",
+    "exchange": "dtrain.process_group.value_exchange.exchange",
     "register_transport": "dtrain.collectives.transports.register",
     # storages
     "CheckpointIO": "dtrain.checkpoint.checkpoint_io.CheckpointIO",
@@ -83,7 +83,6 @@ if TYPE_CHECKING:
     from dtrain.collectives.calls import Calls
     from dtrain.collectives.transport import Transport
     from dtrain.collectives.transports import register as register_transport
-    from dtrain.engine.loops.peer_exchange import exchange
     from dtrain.environments.detected_job import current as current_job
     from dtrain.environments.detected_job import describe as describe_environment
     from dtrain.environments.detected_job import register as register_environment
@@ -100,6 +99,7 @@ if TYPE_CHECKING:
     from dtrain.partition.partitioner import rule
     from dtrain.partition.replicas import Replicas
     from dtrain.process_group.peers import check as check_peers
+    from dtrain.process_group.value_exchange import exchange
     from dtrain.strategies.registry import STRATEGIES, StrategyEntry
 
 if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name

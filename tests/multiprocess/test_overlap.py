@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from contract.mpi_starter import mpi_missing
-from dtrain.collectives.launcher import buckets
+from dtrain.collectives.graph_calls import buckets
 
 # It counts the calls of the transport that each sum waits for, and trains.
 # The model's first gradient is small, 24 KB; the others have 240 KB, 80 KB and a few bytes. The sums of three

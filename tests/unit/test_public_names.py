@@ -18,8 +18,7 @@ from dtrain.task import channel
 
 SOURCE = Path(dtrain.__file__).parent
 
-# A line may import only the lines above it. `job` joins `environments` with the workers' talk, and is what
-# everything above the engine asks who it is.
+# A line may import only the lines above it.
 ORDER = (
     "errors",
     "base",
@@ -31,16 +30,13 @@ ORDER = (
     "task",
     "process_group",
     "launch",
-    "sharding",
-    "engine",
     "collectives",
-    "job",
+    "engine",
     "strategies",
     "data",
     "optim",
     "checkpoint",
     "monitor",
-    "trainer_run",
     "trainer",
     "ray",
     "dtrain",  # the public names: what stands below is written as a user would write it

@@ -21,12 +21,12 @@ import pytest
 
 from dtrain.checkpoint.coordinator import SaveProposal
 from dtrain.collectives.transport import Facts
-from dtrain.engine.loops import peer_exchange
 from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError
 from dtrain.launch.job.job_session import Session
 from dtrain.launch.local_processes.local_launcher import LocalLauncher
 from dtrain.launch.mpi import rank_placeholder
+from dtrain.process_group import plain_values
 from dtrain.process_group import secret as secrets
 from dtrain.process_group.secret import (
     Secret,
@@ -219,14 +219,14 @@ ARRAYS: list[Any] = [
 
 def test_plain_values_come_back_as_they_were() -> None:
     for value in PLAIN:
-        found = peer_exchange.decode(peer_exchange.encode(value))
+        found = plain_values.decode(plain_values.encode(value))
         assert type(found) is type(value) and found == value and repr(found) == repr(value)
     for value in ARRAYS:
-        found = peer_exchange.decode(peer_exchange.encode(value))
+        found = plain_values.decode(plain_values.encode(value))
         assert type(found) is type(value) and found.dtype == value.dtype
         np.testing.assert_array_equal(found, value)
-    assert np.isnan(peer_exchange.decode(peer_exchange.encode(float("nan"))))
-    assert peer_exchange.decode(peer_exchange.encode(np.zeros(2))).flags.writeable
+    assert np.isnan(plain_values.decode(plain_values.encode(float("nan"))))
+    assert plain_values.decode(plain_values.encode(np.zeros(2))).flags.writeable
 
 
 def test_what_is_not_plain_is_no_message() -> None:
@@ -241,8 +241,8 @@ def test_what_is_not_plain_is_no_message() -> None:
         ValueError("a"),
     ]
     for value in [*kinds, *([kind] for kind in kinds), Secret(b"k" * 16, "a test")]:
-        with pytest.raises(peer_exchange.NotPlainError):
-            peer_exchange.encode(value)
+        with pytest.raises(plain_values.NotPlainError):
+            plain_values.encode(value)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_what_is_not_plain_is_no_message() -> None:
 )
 def test_a_damaged_message_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="holds no value"):
-        peer_exchange.decode(text)
+        plain_values.decode(text)
 
 
 def arguments_of_guard() -> str:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dtrain.data.batching import planned_rows, sizes_of_all
+from dtrain.data.source_shards import WORDS, SourceKind, choose, divide_files, shares, steps_of
 from dtrain.errors import ConfigurationError, DataError
 from dtrain.interfaces.replica_layout import ReplicaLayout
-from dtrain.sharding import WORDS, SourceKind, choose, divide_files, shares, steps_of
 from refusals import refused
 
 ARRAYS = SourceKind(name="arrays")

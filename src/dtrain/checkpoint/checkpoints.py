@@ -18,9 +18,9 @@ from dtrain.checkpoint.storages import storage_of
 from dtrain.checkpoint.store import check_keep
 from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.engine.callbacks.copies import check_copies
-from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.errors import ConfigurationError
 from dtrain.interfaces.replica_layout import ReplicaLayout, layout_of
+from dtrain.process_group.value_exchange import exchange
 from dtrain.upstream import keras as upstream_keras
 
 

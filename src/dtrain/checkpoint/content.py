@@ -20,10 +20,10 @@ from dtrain.checkpoint.stored import StoredCheckpoint, committed, read_share
 from dtrain.checkpoint.tensor_file import is_count
 from dtrain.checkpoint.variables import AGGREGATIONS, Entry, TrainingVariables
 from dtrain.data.unpickling import dump_arrays, load_arrays
-from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.environments import settings
 from dtrain.errors import CheckpointError
 from dtrain.interfaces.replica_layout import ReplicaLayout
+from dtrain.process_group.value_exchange import exchange
 
 _MOST = 10**6  # workers or replicas
 

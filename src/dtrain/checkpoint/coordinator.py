@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtrain.base.clock import REAL, Clock
-from dtrain.engine.loops.peer_exchange import exchange, sendable
 from dtrain.interfaces.replica_layout import ReplicaLayout
+from dtrain.process_group.plain_values import sendable
+from dtrain.process_group.value_exchange import exchange
 
 _INTERVAL = 0.5  # seconds between two exchanges of proposals
 

@@ -18,9 +18,9 @@ from dtrain.checkpoint.storages import storage_of
 from dtrain.checkpoint.store import CheckpointStore
 from dtrain.checkpoint.stored import remove_all, remove_uncommitted
 from dtrain.checkpoint.variables import TrainingVariables
-from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.errors import CheckpointError
 from dtrain.interfaces.replica_layout import ReplicaLayout
+from dtrain.process_group.value_exchange import exchange
 from dtrain.task import channel
 from dtrain.telemetry import events
 

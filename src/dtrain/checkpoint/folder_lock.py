@@ -27,10 +27,10 @@ from dtrain.checkpoint.group import Group
 from dtrain.checkpoint.pauses import pause_watch
 from dtrain.checkpoint.storages import storage_of
 from dtrain.checkpoint.tensor_file import is_count
-from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.environments import settings
 from dtrain.errors import CheckpointError, UnsafeFileError
 from dtrain.interfaces.replica_layout import ReplicaLayout
+from dtrain.process_group.value_exchange import exchange
 
 NAME = ".in-use"
 PATIENCE = 10.0

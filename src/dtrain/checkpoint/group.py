@@ -14,8 +14,8 @@ from pathlib import Path
 
 from dtrain.base import safe_files
 from dtrain.checkpoint.storages import storage_of
-from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.interfaces.replica_layout import ReplicaLayout
+from dtrain.process_group.value_exchange import exchange
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,11 @@ from dtrain.checkpoint.store import Written
 from dtrain.checkpoint.stored import remove_all
 from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.engine.fit.build import build
-from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.engine.step.steps import step_is_stock
 from dtrain.environments import settings
 from dtrain.errors import RunAgain
 from dtrain.interfaces.replica_layout import ReplicaLayout, is_asynchronous, is_managed, layout_of
+from dtrain.process_group.value_exchange import exchange
 from dtrain.task import channel
 from dtrain.telemetry import events
 from dtrain.upstream import keras as upstream_keras

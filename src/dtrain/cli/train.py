@@ -11,13 +11,14 @@ import sys
 from dataclasses import Field
 from typing import Any
 
-from dtrain import environments, job
+from dtrain import environments
 from dtrain.base.option_fields import declare, flag, help_of, own_fields, positive_integer
 from dtrain.cli.launch import add_job_arguments, job_options, launch, note_placement
 from dtrain.cli.worker_counts import Workers
 from dtrain.environments import settings
 from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError
+from dtrain.process_group import ranks
 from dtrain.recipes import RECIPES, RecipeOptions, check_recipe, load_recipe
 from dtrain.recipes.catalogue import options_of_single_recipes
 from dtrain.strategies.registry import AUTO, resolve_name, spanning
@@ -218,6 +219,6 @@ def _train_here(recipe: str, options: RecipeOptions) -> int:
     with noise.held_back():
         program = load_recipe(recipe)
     summary = program.train(options)
-    if job.is_chief():
+    if ranks.is_chief():
         print(summary)
     return 0

@@ -17,13 +17,13 @@ from typing import Any
 
 from dtrain.base.clock import REAL, Clock, Deadline
 from dtrain.base.tcp import connect_to, listen_at
-from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.errors import DtrainError, PeerMissingError
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group import peers
 from dtrain.process_group.acceptor import Acceptor
 from dtrain.process_group.proof import Handshake, introduce
 from dtrain.process_group.secret import SIZE, Secret
+from dtrain.process_group.value_exchange import exchange
 
 _PURPOSE = "reduce"
 # Seconds in which a worker that lives must be reached. One that is only slow answers later than usual, while

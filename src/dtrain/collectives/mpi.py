@@ -15,12 +15,12 @@ import numpy as np
 
 from dtrain.collectives.calls import WHOLE_BYTES, WHOLE_WORKERS, Calls, Parts, Vector, is_narrow
 from dtrain.collectives.transport import Facts, Transport
-from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.environments import mpi_start
 from dtrain.environments.topology import Topology
 from dtrain.errors import DtrainError, MPIError, PeerMissingError
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group import peers
+from dtrain.process_group.value_exchange import exchange
 
 NOT_STARTED = "no MPI starter started the workers"
 

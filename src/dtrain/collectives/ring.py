@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.collectives.calls import Calls
-from dtrain.collectives.launcher import TensorGroups
+from dtrain.collectives.graph_calls import TensorGroups
 from dtrain.collectives.transport import Facts, Transport
 from dtrain.environments.topology import Topology
 from dtrain.interfaces.replica_layout import ReplicaLayout

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dtrain.engine.loops.peer_exchange import sendable
 from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError, DtrainError
 from dtrain.interfaces.replica_layout import ReplicaLayout
+from dtrain.process_group.plain_values import sendable
 
 if TYPE_CHECKING:
     from dtrain.collectives.calls import Calls

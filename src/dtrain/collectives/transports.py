@@ -15,17 +15,17 @@ import tensorflow as tf
 from dtrain.base.log import logger
 from dtrain.base.tcp import split_address
 from dtrain.collectives.calls import Calls
-from dtrain.collectives.launcher import CallLauncher, CallOperations
+from dtrain.collectives.graph_calls import CallLauncher, CallOperations
 from dtrain.collectives.mpi import MPI
 from dtrain.collectives.ring import NCCL, RingLauncher, TensorFlowRing
 from dtrain.collectives.sockets import Ring
 from dtrain.collectives.transport import Communication, Facts, Transport
-from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.environments import settings
 from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError, PeerMismatchError
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group import peers
+from dtrain.process_group.value_exchange import exchange
 from dtrain.upstream import servers
 from dtrain.upstream import tensorflow as upstream_tf
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from dtrain.data.epoch_counter import NoEpochs
 from dtrain.data.readers import Stream, Table
+from dtrain.data.source_shards import Shares
 from dtrain.data.text_batches import Padding, bucketed, padded
 from dtrain.engine.batches import example_order as order
 from dtrain.engine.batches.batch_rows import (
@@ -28,7 +29,6 @@ from dtrain.engine.batches.batch_rows import (
 from dtrain.engine.batches.splitting import split_batch
 from dtrain.errors import ConfigurationError
 from dtrain.interfaces.replica_layout import ReplicaLayout
-from dtrain.sharding import Shares
 
 
 @dataclass(frozen=True, kw_only=True)

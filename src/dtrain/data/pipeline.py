@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain import sharding as rules
 from dtrain.base.log import logger
 from dtrain.base.words import whole_number
+from dtrain.data import source_shards as rules
 from dtrain.data.arguments import taking
 from dtrain.data.batching import Stages, StreamBatches, TableBatches, finished, rows_of_worker
 from dtrain.data.columns import ColumnTable
@@ -23,10 +23,10 @@ from dtrain.data.sources import Share, source_of
 from dtrain.data.text_batches import Padding, check_pad, padding_of
 from dtrain.engine.batches.example_order import BucketOrder, PlainOrder
 from dtrain.engine.install import install
-from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.errors import BackendError, ConfigurationError, DataError
 from dtrain.interfaces.replica_layout import ReplicaLayout
-from dtrain.job import world_size
+from dtrain.process_group.ranks import world_size
+from dtrain.process_group.value_exchange import exchange
 
 _WHOLE = Share()
 
@@ -62,7 +62,7 @@ class Pipeline:
             batch (from TFRecord files: reads all records and keeps its rows); the batches are the same as on
             one device. "file": each worker reads its own files, so batches hold other examples than on one
             device. "function": each worker calls the function. "off": each worker reads everything and takes
-            its part of each batch. "auto" chooses by the rules of `dtrain.sharding.choose`.
+            its part of each batch. "auto" chooses by the rules of `dtrain.data.source_shards.choose`.
         pad: value to pad examples of different lengths with, up to the longest of the global batch; True is
             0. Under sharding "file" and "function": up to the longest of the worker's own part.
         buckets: upper bounds of lengths, such as [16, 32, 64]: each batch holds examples of one bucket,

@@ -1,6 +1,6 @@
 """Readers of one worker's examples: a table, whose rows can be fetched in any order, or a sequential stream.
 
-They do not decide which worker reads which examples (`dtrain.sharding` does), and make no batches
+They do not decide which worker reads which examples (`dtrain.data.source_shards` does), and make no batches
 (`batching.py` does).
 """
 

@@ -23,8 +23,8 @@ from dtrain.data import service_process
 from dtrain.data.arguments import is_function
 from dtrain.environments import plain_environment
 from dtrain.errors import ConfigurationError, DataError
-from dtrain.job import world_size
 from dtrain.launch.supervision.reports import describe_exit
+from dtrain.process_group.ranks import world_size
 from dtrain.upstream.tf_data import read_from_service
 
 _START_SECONDS = 120.0

@@ -1,6 +1,6 @@
 """What a pipeline reads: arrays, record files or a function. Each opens a reader of the whole or of a share.
 
-`dtrain.sharding` decides which worker gets which share, from the attributes of a source.
+`dtrain.data.source_shards` decides which worker gets which share, from the attributes of a source.
 """
 
 from __future__ import annotations

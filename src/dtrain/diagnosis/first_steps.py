@@ -128,16 +128,15 @@ def _await_workers() -> None:
     Raises:
         DataError: `fit` has read different examples on them, or the same ones where the program divides them.
     """
-    from dtrain import job
     from dtrain.engine.callbacks.agreement import end_of_data
     from dtrain.engine.loops.loop import current_loop
     from dtrain.interfaces.replica_layout import layout_of
-    from dtrain.process_group import peers
+    from dtrain.process_group import peers, ranks
 
     if peers.connected() is None:
         return
     if (model := current_loop().model) is None:
-        job.barrier()
+        ranks.barrier()
     else:
         end_of_data(layout_of(model.distribute_strategy), None)
 

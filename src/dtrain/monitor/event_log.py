@@ -17,7 +17,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from dtrain import job
 from dtrain.base import safe_files
 from dtrain.base.log import logger
 from dtrain.engine.callbacks.prepared_callbacks import Stateless
@@ -26,6 +25,7 @@ from dtrain.interfaces.replica_layout import is_asynchronous
 from dtrain.monitor.json_text import without_nan
 from dtrain.monitor.record import VERSION
 from dtrain.monitor.run_directory import RunDirectory, check_attempt
+from dtrain.process_group import ranks
 from dtrain.telemetry import events
 from dtrain.telemetry.training_clock import clock
 from dtrain.telemetry.training_rate import of_epoch
@@ -49,7 +49,7 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self._path = path
         self._about = {name: record[name] for name in ("strategy", "replicas", "workers")}
-        self._writes = job.is_chief()
+        self._writes = ranks.is_chief()
         self._file: Any = None
         self._lock = threading.Lock()
         self._epoch = 0

@@ -12,7 +12,6 @@ from typing import Any
 
 import keras
 
-from dtrain import job
 from dtrain.base.log import logger
 from dtrain.engine.callbacks.fit_reports import LossAlarm, OnNan
 from dtrain.errors import ConfigurationError
@@ -23,6 +22,7 @@ from dtrain.monitor.rates import RateLogs
 from dtrain.monitor.record import describe_run, parameters_of
 from dtrain.monitor.run_directory import RunDirectory, open_run_directory
 from dtrain.monitor.run_files import ended_record
+from dtrain.process_group import ranks
 from dtrain.telemetry import events
 
 _NAME = "fit"
@@ -133,14 +133,14 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             RateLogs(),
             keras.callbacks.CSVLogger(str(run.metrics), append=again),
             EventLog(run.events, self._record),
-            LossAlarm(self._on_nan, reports=job.is_chief()),
+            LossAlarm(self._on_nan, reports=ranks.is_chief()),
         ]
         if self._tensorboard:
             board = keras.callbacks.TensorBoard(str(run.tensorboard), histogram_freq=self._histograms)
             found.append(board)
         if self._profile is not None:
             found.append(Profile(run.tensorboard, *self._profile))
-        if job.is_chief():
+        if ranks.is_chief():
             events.listen(self)
         return found
 

@@ -12,9 +12,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain import job
 from dtrain.base.log import logger
 from dtrain.engine.callbacks.prepared_callbacks import Stateless
+from dtrain.process_group import ranks
 from dtrain.telemetry import events
 from dtrain.telemetry.training_clock import clock
 
@@ -35,7 +35,7 @@ class Profile(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         self._directory = directory
         self._first, self._last = first, last
         self._before = 0
-        self._state = "waits" if job.is_chief() else "done"
+        self._state = "waits" if ranks.is_chief() else "done"
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Notes the number of steps; `first` and `last` count from here."""

@@ -10,7 +10,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dtrain import __version__, job
+from dtrain import __version__
 from dtrain.base.words import counted
 from dtrain.environments import current
 from dtrain.environments import settings as environment
@@ -18,6 +18,7 @@ from dtrain.environments.cores import threads, usable_cores
 from dtrain.errors import UnknownStrategyError
 from dtrain.monitor.origin import origin
 from dtrain.monitor.run_directory import RunDirectory
+from dtrain.process_group import ranks
 from dtrain.strategies.registry import resolve_name
 from dtrain.telemetry.events import PARTS
 from dtrain.telemetry.training_rate import of_epoch, of_run
@@ -58,7 +59,7 @@ def describe_run(
         "status": "running",
         "recipe": recipe,
         "started_at": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        **(origin() if job.is_chief() else {}),  # only the chief writes the record
+        **(origin() if ranks.is_chief() else {}),  # only the chief writes the record
         "versions": {
             "python": platform.python_version(),
             "dtrain": __version__,
@@ -172,7 +173,7 @@ def summarize(record: Mapping[str, Any], run: RunDirectory) -> str:
 def _communication(strategy: tf.distribute.Strategy) -> dict[str, Any]:
     """How the workers all-reduce; empty if there is one worker."""
     chosen = getattr(strategy, "dtrain_communication", None)
-    return {} if chosen is None or job.world_size() == 1 else {"communication": chosen.as_dict()}
+    return {} if chosen is None or ranks.world_size() == 1 else {"communication": chosen.as_dict()}
 
 
 def _waiting(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -203,7 +204,7 @@ def _cluster() -> dict[str, Any]:
     launched = {"job": environment.restarted_job(), "attempt": environment.attempt()}
     topology = current()
     if topology is None or not topology.is_coordinated:
-        return {"workers": job.world_size(), **(launched if launched["job"] else {})}
+        return {"workers": ranks.world_size(), **(launched if launched["job"] else {})}
     return {
         "workers": len(topology.jobs.get("worker", ())),
         "parameter_servers": len(topology.jobs["ps"]),

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dtrain import job
 from dtrain.base import safe_files
 from dtrain.base.clock import REAL, Clock
 from dtrain.base.log import logger
@@ -23,6 +22,7 @@ from dtrain.base.paths import checked_path
 from dtrain.environments import settings
 from dtrain.errors import ConfigurationError
 from dtrain.monitor.json_text import to_json
+from dtrain.process_group import ranks
 
 RUNS = Path("runs")
 """The folder in which new run directories are made."""
@@ -175,14 +175,14 @@ def open_run_directory(
     """
     # The chief also broadcasts its failure: an error raised on the chief alone would leave its peers waiting.
     outcome: tuple[str, str] | None = None
-    if job.is_chief():
+    if ranks.is_chief():
         try:
             outcome = (str(_claim(path, name, record, same).path), "")
         except ConfigurationError as error:
             outcome = ("", error.message)
         except OSError as error:
             outcome = ("", f"The run directory {path or RUNS} cannot be made: {error}.")
-    chosen, problem = job.broadcast(outcome)
+    chosen, problem = ranks.broadcast(outcome)
     if problem:
         raise ConfigurationError(problem, hint=_HINT)
     return RunDirectory(Path(chosen))

@@ -12,13 +12,13 @@ from typing import Any
 
 import keras
 
-from dtrain import job
 from dtrain.engine.callbacks.prepared_callbacks import Stateless
 from dtrain.engine.fit.build import trained_in_xla
 from dtrain.monitor.curves import drawn, plot_curves
 from dtrain.monitor.event_log import EventLog
 from dtrain.monitor.record import finish_record, parameters_of
 from dtrain.monitor.run_directory import RunDirectory, check_attempt
+from dtrain.process_group import ranks
 from dtrain.telemetry.training_rate import NAME as RATE
 from dtrain.telemetry.training_rate import of_report
 
@@ -44,7 +44,7 @@ class Fence(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Raises a `ConfigurationError` if a later attempt has taken the run directory over."""
-        if job.is_chief():
+        if ranks.is_chief():
             check_attempt(self._run)
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -89,6 +89,6 @@ def write_end(
     run: RunDirectory, record: dict[str, Any], history: keras.callbacks.History, *, title: str
 ) -> None:
     """On the chief, draws the curves and writes the final record; does nothing on other workers."""
-    if job.is_chief():
+    if ranks.is_chief():
         drawn(run.curves, lambda path: plot_curves(history.history, path, title=title))
         run.write_record(record)

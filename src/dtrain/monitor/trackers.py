@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from dtrain import job
+from dtrain.process_group import ranks
 
 
 def on_chief(make: Callable[[], Any]) -> Any:
@@ -31,4 +31,4 @@ def on_chief(make: Callable[[], Any]) -> Any:
         tracker = dtrain.monitor.on_chief(lambda: keras.callbacks.CSVLogger("log.csv"))
         ```
     """
-    return make() if job.is_chief() else keras.callbacks.Callback()
+    return make() if ranks.is_chief() else keras.callbacks.Callback()

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dtrain.ray.report_callback import ReportCallback
-    from dtrain.ray.trainer import DtrainConfig, TensorflowTrainer
+    from dtrain.ray.tensorflow_trainer import DtrainConfig, TensorflowTrainer
 
 _PUBLIC = {
-    "DtrainConfig": "dtrain.ray.trainer",
+    "DtrainConfig": "dtrain.ray.tensorflow_trainer",
     "ReportCallback": "dtrain.ray.report_callback",
-    "TensorflowTrainer": "dtrain.ray.trainer",
+    "TensorflowTrainer": "dtrain.ray.tensorflow_trainer",
 }
 
 __all__ = ["DtrainConfig", "ReportCallback", "TensorflowTrainer"]

@@ -13,8 +13,8 @@ from typing import Any
 import keras
 import ray.train
 
-from dtrain import job
 from dtrain.errors import ConfigurationError
+from dtrain.process_group import ranks
 
 
 class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
@@ -48,7 +48,7 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
             return
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = None
-            if job.is_chief():
+            if ranks.is_chief():
                 self.model.save(Path(folder) / "model.keras")
                 checkpoint = ray.train.Checkpoint.from_directory(folder)
             ray.train.report(metrics, checkpoint=checkpoint)

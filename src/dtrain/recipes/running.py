@@ -14,13 +14,14 @@ import keras
 import tensorflow as tf
 
 import dtrain
-from dtrain import job, monitor
+from dtrain import monitor
 from dtrain.base import safe_files
 from dtrain.data import Pipeline
 from dtrain.monitor import RunDirectory
 from dtrain.monitor.rates import RateLogs
 from dtrain.monitor.run_files import ended_record, run_callbacks, write_end
 from dtrain.optim import precision, scaled_rate
+from dtrain.process_group import ranks
 from dtrain.recipes.options import RecipeOptions
 
 _SAVE_SECONDS = 60.0  # seconds between two checkpoints within an epoch; each epoch also ends with one
@@ -64,7 +65,7 @@ class TrainingRun:
         replicas = self.strategy.num_replicas_in_sync
         # If a worker of an elastic job is absent, the batches stay the same, and each present worker's shard
         # grows.
-        self.batches = options.batches(job.full_size(replicas)).on(replicas)
+        self.batches = options.batches(ranks.full_size(replicas)).on(replicas)
         keras.utils.set_random_seed(options.seed)
 
     def schedule(self, steps_per_epoch: int) -> keras.optimizers.schedules.LearningRateSchedule:

@@ -13,9 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.base.log import logger
-from dtrain.collectives.launcher import buckets
+from dtrain.collectives.graph_calls import buckets
 from dtrain.collectives.transports import asked_for, connect, implementation_of, install
-from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.engine.replica.seeds import note_drawn
 from dtrain.environments import current, join, known_to_tensorflow
 from dtrain.environments.topology import Topology
@@ -25,6 +24,7 @@ from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.interfaces.scope_checks import strategy_made
 from dtrain.process_group import peers
 from dtrain.process_group.secret import on_loopback
+from dtrain.process_group.value_exchange import exchange
 from dtrain.strategies import common, devices
 from dtrain.task import channel
 from dtrain.upstream import tensorflow as upstream_tf

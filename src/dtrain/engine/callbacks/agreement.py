@@ -15,9 +15,10 @@ import tensorflow as tf
 
 from dtrain.engine.callbacks.copies import Copies
 from dtrain.engine.callbacks.prepared_callbacks import Stateless, has_hook, passes_on
-from dtrain.engine.loops.operation import current_operation
-from dtrain.engine.loops.peer_exchange import NotPlainError, encode, exchange
 from dtrain.interfaces.replica_layout import ReplicaLayout
+from dtrain.process_group.plain_values import NotPlainError, encode
+from dtrain.process_group.running_operations import current_operation
+from dtrain.process_group.value_exchange import exchange
 from dtrain.upstream import keras as upstream_keras
 
 

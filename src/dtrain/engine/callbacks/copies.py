@@ -17,11 +17,11 @@ import tensorflow as tf
 
 from dtrain.base.log import logger
 from dtrain.engine.callbacks.prepared_callbacks import Stateless
-from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.engine.replica.gradient_marks import GradientMarks
 from dtrain.engine.step.replica_communication import StrategyCollectives
 from dtrain.errors import ReplicaMismatchError
 from dtrain.interfaces.replica_layout import ReplicaLayout, layout_of
+from dtrain.process_group.value_exchange import exchange
 from dtrain.upstream.tensorflow import underlying
 
 _TOLERANCE = 1e-5  # of the largest value of a weight

@@ -23,7 +23,7 @@ import numpy as np
 from dtrain.base.log import logger
 from dtrain.engine.callbacks.prepared_callbacks import Stateless
 from dtrain.engine.feed.input_advice import advice_for
-from dtrain.engine.loops.peer_exchange import WorkerTimes
+from dtrain.engine.loops.worker_times import WorkerTimes
 from dtrain.engine.replica.replica_reductions import unmeasured_parts
 from dtrain.engine.step.steps import step_is_stock
 from dtrain.errors import ConfigurationError

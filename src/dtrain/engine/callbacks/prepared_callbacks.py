@@ -21,9 +21,9 @@ import keras
 
 from dtrain.base import safe_files
 from dtrain.engine.loops.loop import FitSession
-from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.errors import ConfigurationError
 from dtrain.interfaces.replica_layout import ReplicaLayout
+from dtrain.process_group.value_exchange import exchange
 from dtrain.telemetry import events
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream.reach import set_methods

@@ -9,12 +9,12 @@ from dtrain.engine.batches.batch_rows import without_optionals
 from dtrain.engine.execution.predict_function import joined_outputs
 from dtrain.engine.execution.single_batches import SingleBatches
 from dtrain.engine.loops.loop import loop_of
-from dtrain.engine.loops.operation import operation
 from dtrain.engine.step.eager_program import EagerReplicas
 from dtrain.engine.step.partitioned_steps import DividedFunction
 from dtrain.engine.step.step_plan import warn_of_much
 from dtrain.engine.step.steps import unwrapped
 from dtrain.interfaces.replica_layout import ReplicaLayout
+from dtrain.process_group.running_operations import operation
 from dtrain.upstream import tensorflow as upstream_tf
 
 

@@ -21,8 +21,9 @@ from dtrain.engine.batches.batch_rows import (
 from dtrain.engine.batches.splitting import split_batch
 from dtrain.engine.batches.traced_specs import TracedSpecs
 from dtrain.engine.feed.batch_sources import SplitIterator
-from dtrain.engine.loops.operation import note_batch, note_divided
+from dtrain.engine.variables import host_writes
 from dtrain.interfaces.replica_layout import ReplicaLayout
+from dtrain.process_group.running_operations import connected_workers, current_operation, words
 
 
 class SingleBatches:
@@ -50,7 +51,7 @@ class SingleBatches:
         if isinstance(iterator, tf.distribute.DistributedIterator):
             # TensorFlow made the split, so the step finds the sizes of other workers' parts.
             specs = (local_specs(strategy, iterator.element_spec), None)
-            own = note_divided(self._layout, local_parts(strategy, batch))
+            own = _note_divided(self._layout, local_parts(strategy, batch))
             return own, None, specs, map_leaves(any_rows, specs[0][0])
         if self._layout.replicas == 1:
             return (to_tensors(batch),), None, None, None
@@ -65,14 +66,14 @@ class SingleBatches:
         """
         if not isinstance(batch, Split) and _has_parts(batch):
             own = local_parts(self._model.distribute_strategy, batch)
-            batch = Split(note_divided(self._layout, own), None)
+            batch = Split(_note_divided(self._layout, own), None)
         if isinstance(batch, Split):
             split, spec = batch, _of_whole(batch)
         else:
             batch = to_tensors(batch)
             split, spec = split_batch(batch, self._layout), batch_spec(batch)
             if self._layout.workers > 1:
-                note_batch(self._layout, without_optionals(batch), int(rows_of(split)))
+                _note_batch(self._layout, without_optionals(batch), int(rows_of(split)))
         return split, self._specs.of(spec)
 
     def count(self, parts: Any, sizes: Any) -> int | None:
@@ -97,3 +98,34 @@ def _of_whole(split: Split) -> Any:
         return any_rows(leaf)
 
     return map_leaves(one, batch_spec(without_optionals(split.parts[0])))
+
+
+def _note_batch(layout: ReplicaLayout, batch: Any, rows: int) -> None:
+    """Notes a batch that the program has given this worker, as `train_on_batch` is given one.
+
+    Each worker takes its part of it, so all must be given the same.
+
+    Args:
+        layout: the layout of the strategy.
+        batch: a nest of tensors and None, read outside of graphs.
+        rows: the examples in it.
+
+    Raises:
+        OperationMismatchError, PeerMissingError: another worker was given something else, or is lost.
+    """
+    connected = connected_workers(layout)
+    if connected is not None and current_operation() is not None:
+        connected.begin(words(f"\nits batch of {rows} rows ({host_writes.digest(batch):08x})"))
+
+
+def _note_divided(layout: ReplicaLayout, parts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Notes a batch of data that is divided already, which the running operation has read; returns it.
+
+    Args:
+        layout: the layout of the strategy.
+        parts: a part for each replica of this worker.
+    """
+    running = current_operation() if layout.workers > 1 else None
+    if running is not None and running.feed is not None:
+        running.feed.note_parts(parts)
+    return parts

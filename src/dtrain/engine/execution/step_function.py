@@ -21,13 +21,13 @@ from dtrain.engine.execution.step_runs import Run, RunResult, can_loop
 from dtrain.engine.feed.batch_sources import SplitIterator
 from dtrain.engine.feed.groups import GroupIterator
 from dtrain.engine.loops.loop import Call, LocalState, loop_of
-from dtrain.engine.loops.operation import inside_step, note_end_of_data, operation
 from dtrain.engine.replica.losses_and_metrics import follow_from_variables
 from dtrain.engine.step.step_plan import as_record, warn_of_much
 from dtrain.engine.step.steps import Program
 from dtrain.errors import ConfigurationError
 from dtrain.interfaces.replica_layout import ReplicaLayout, communication_clock, waiting_clock
 from dtrain.partition.plan import Plan
+from dtrain.process_group.running_operations import inside_step, note_end_of_data, operation
 from dtrain.task.task_hooks import without_collection
 from dtrain.telemetry import events
 from dtrain.upstream import graph_functions

@@ -29,8 +29,8 @@ from dtrain.engine.feed.array_datasets import ArrayBatches, ArrayDataset, drawn,
 from dtrain.engine.feed.passes import ArrayRows, BufferedPasses, Passes, RowReader, rows_between
 from dtrain.engine.feed.position import DataPosition
 from dtrain.engine.feed.same_examples import ArrayDigest, digest_of
-from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.interfaces.replica_layout import ReplicaLayout
+from dtrain.process_group.value_exchange import exchange
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 

@@ -34,9 +34,9 @@ from dtrain.engine.feed.passes import BatchBuffer, Pass, RowReader
 from dtrain.engine.feed.position import DataPosition
 from dtrain.engine.feed.py_datasets import PyDatasetSource, can_be_opened
 from dtrain.engine.feed.same_examples import FirstBatch
-from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.interfaces.dataset_parts import own_positions, own_split
 from dtrain.interfaces.replica_layout import ReplicaLayout, layout_of
+from dtrain.process_group.value_exchange import exchange
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
 from dtrain.upstream import tf_data as upstream_datasets

@@ -19,8 +19,8 @@ import numpy as np
 
 from dtrain.base.log import logger
 from dtrain.engine.feed.position import DataPosition
-from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.interfaces.replica_layout import ReplicaLayout
+from dtrain.process_group.value_exchange import exchange
 from dtrain.upstream import keras as upstream_keras
 
 

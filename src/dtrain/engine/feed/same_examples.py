@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.base.log import logger
-from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.errors import DataError
 from dtrain.interfaces.replica_layout import ReplicaLayout
+from dtrain.process_group.value_exchange import exchange
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream import tf_data as upstream_datasets
 

@@ -31,7 +31,6 @@ from dtrain.engine.execution.predict_function import OneReplicaPredict
 from dtrain.engine.execution.step_function import StepFunction
 from dtrain.engine.loops.loop import loop_of
 from dtrain.engine.loops.noted_function import NotedFunction
-from dtrain.engine.loops.operation import operation
 from dtrain.engine.parameter_server.block_functions import AsynchronousFunction, AsynchronousPredict
 from dtrain.engine.step.eager_program import EagerProgram
 from dtrain.engine.step.own_steps import OwnSteps
@@ -39,6 +38,7 @@ from dtrain.engine.step.partitioned_steps import PartitionedProgram, traced_as_o
 from dtrain.engine.step.steps import step_is_stock
 from dtrain.interfaces.replica_layout import ReplicaLayout, is_asynchronous, is_managed, layout_of
 from dtrain.interfaces.scope_checks import check_left_out, check_model
+from dtrain.process_group.running_operations import operation
 from dtrain.task import channel
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names, layer_calls

@@ -32,8 +32,6 @@ from dtrain.engine.callbacks.prepared_callbacks import (
 from dtrain.engine.callbacks.progress_bar import ProgressBar
 from dtrain.engine.execution.step_function import StepFunction
 from dtrain.engine.loops.loop import LocalState, Loop, loop_of
-from dtrain.engine.loops.operation import current_operation, note_end_of_data, operation
-from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.engine.parameter_server.fit_arguments import prepare_fit, prepare_without_training
 from dtrain.engine.step.xla_rule import note_compiled
 from dtrain.engine.synchronisation.accumulation import MicroBatchSums, abandon, can_sum_locally
@@ -48,6 +46,8 @@ from dtrain.interfaces.replica_layout import (
     waiting_clock,
 )
 from dtrain.interfaces.scope_checks import check_model, check_scope, tensorflows_own_explained
+from dtrain.process_group.running_operations import current_operation, note_end_of_data, operation
+from dtrain.process_group.value_exchange import exchange
 from dtrain.telemetry import events
 from dtrain.upstream import graph_functions, keras_names
 from dtrain.upstream import keras as upstream_keras

@@ -1,1 +1,1 @@
-"""A running `fit`, `evaluate` or `predict`: what it needs, and what its workers tell each other."""
+"""A running `fit`, `evaluate` or `predict`: what it needs, and the times of its workers."""

@@ -18,9 +18,9 @@ import keras
 import tensorflow as tf
 
 from dtrain.engine.batches.splitting import data_error_of
-from dtrain.engine.loops.operation import current_operation
-from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.interfaces.replica_layout import ReplicaLayout
+from dtrain.process_group.running_operations import current_operation
+from dtrain.process_group.value_exchange import exchange
 from dtrain.telemetry import events
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tensorflow

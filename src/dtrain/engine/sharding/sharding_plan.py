@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dtrain.engine.loops.peer_exchange import exchange
 from dtrain.engine.replica.context import all_reduce_sum, local_update, single_program
 from dtrain.errors import OperationMismatchError, PeerMissingError
 from dtrain.interfaces.replica_layout import ReplicaLayout, layout_of
 from dtrain.partition.marks import of_owner
+from dtrain.process_group.value_exchange import exchange
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf

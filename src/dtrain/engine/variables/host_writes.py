@@ -1,7 +1,7 @@
 """Counts what a program writes to variables outside of steps, as a callback does.
 
-All workers must write the same values there: no step makes their copies equal again. `operation.py` sends the
-count with each operation, so the workers compare it. The writes of steps are not counted here.
+All workers must write the same values there: no step makes their copies equal again. The count goes with each
+operation of a worker, so the workers compare it. The writes of steps are not counted here.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from dtrain.process_group.running_operations import must_agree
 
 _SOME = 16  # values of an array that are compared
 _NOISE = 1e-6  # values that are all smaller may be what rounding has left of zeros
@@ -54,6 +56,9 @@ def words() -> str:
         return ""
     values = "value" if _count == 1 else "values"
     return f" after {_count} {values} set outside of steps ({_digest:08x}), the last that of {_last}"
+
+
+must_agree.append(words)
 
 
 def _rounded(value: np.ndarray) -> bytes:

@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dtrain import job, monitor
+from dtrain import monitor
 from dtrain.base.log import logger
 from dtrain.checkpoint.backup_and_restore import BackupAndRestore
 from dtrain.environments import settings as environment
 from dtrain.errors import ConfigurationError
 from dtrain.monitor.rates import RateLogs
 from dtrain.monitor.run_files import ended_record, run_callbacks, write_end
+from dtrain.process_group import ranks
 
 _NAME = "trainer"
 _KEPT = 2
@@ -102,7 +103,7 @@ class TrainerRun:
             CheckpointError: the checkpoint is of another model.
         """
         run = monitor.RunDirectory(self._path)
-        earlier, problem = job.broadcast(_earlier(run, settings) if job.is_chief() else None)
+        earlier, problem = ranks.broadcast(_earlier(run, settings) if ranks.is_chief() else None)
         if problem:
             raise ConfigurationError(
                 problem, hint="Use the earlier value, or give another run directory for a new run."
@@ -152,10 +153,10 @@ class TrainerRun:
         if self.done == before and self._earlier.get("status") == "finished":
             return  # a finished run was resumed and nothing was trained, so its files stay
         model.save(run.model)
-        job.barrier()
+        ranks.barrier()
         record = ended_record(self._record, model, history, begun=self._begun)
         write_end(run, record, history, title=record["strategy"])
-        job.barrier()
+        ranks.barrier()
 
     @property
     def _files(self) -> monitor.RunDirectory:

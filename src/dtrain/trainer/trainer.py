@@ -13,14 +13,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain import job, optim
+from dtrain import optim
 from dtrain.base.batch_sizes import BatchSizes, plan_batches
 from dtrain.base.words import whole_number
 from dtrain.data.pipeline import Pipeline
 from dtrain.errors import ConfigurationError, DataError
 from dtrain.optim.optimizers import OptimizerLike, base_optimizer, rate_of, with_settings
+from dtrain.process_group import ranks
 from dtrain.strategies.registry import strategy as make_strategy
-from dtrain.trainer_run import NoRun, TrainerRun
+from dtrain.trainer.trainer_run import NoRun, TrainerRun
 
 
 class Trainer:
@@ -93,7 +94,7 @@ class Trainer:
         # If a worker of an elastic job is absent, the batches stay the same, and each present worker's shard
         # grows.
         self.batches: BatchSizes = plan_batches(
-            replicas=job.full_size(replicas),
+            replicas=ranks.full_size(replicas),
             global_batch=global_batch,
             per_replica=per_replica_batch,
             accumulation=accumulation,
@@ -216,7 +217,7 @@ class Trainer:
             validation_batch_size=self.batches.micro_batch if isinstance(held_out, tuple) else None,
             epochs=epochs,
             callbacks=files.callbacks([*callbacks]),
-            verbose=(1 if job.is_chief() else 0) if verbose is None else verbose,
+            verbose=(1 if ranks.is_chief() else 0) if verbose is None else verbose,
             **options,
         )
         files.end(model, history)
@@ -314,7 +315,7 @@ class Trainer:
             seed = self._seed
             if seed is None:
                 # The chief's seed, so that all workers use the same order.
-                seed = self._order_seed = job.broadcast(self._files.order_seed())
+                seed = self._order_seed = ranks.broadcast(self._files.order_seed())
             return Pipeline(data, batch=expected, seed=seed)
         found = data.batch if isinstance(data, Pipeline) else _batch_of(data, expected)
         if found not in (None, expected):

@@ -164,8 +164,8 @@ def _exchange(value: Any, timeout: float | None, call: str) -> list[Any]:
     size = world_size()
     if size == 1:
         return [value]
-    from dtrain.engine.loops.peer_exchange import exchange
     from dtrain.interfaces.replica_layout import ReplicaLayout
+    from dtrain.process_group.value_exchange import exchange
 
     return exchange(
         ReplicaLayout(workers=size, worker=rank()), value, timeout=timeout, objects=True, call=call

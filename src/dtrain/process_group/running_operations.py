@@ -1,19 +1,17 @@
 """The operations that this worker is in, such as an `evaluate` within an epoch of a `fit`.
 
-All workers of a job do the same operations in the same order; `process_group/operations.py` compares them.
-Here they get their words, and the loops of `fit` and `evaluate` agree on the call after which all workers
-stop.
+All workers of a job do the same operations in the same order; `operations.py` compares them. Here they get
+their words, and the loops of `fit` and `evaluate` agree on the call after which all workers stop.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from dtrain.engine.variables import host_writes
 from dtrain.errors import DtrainError
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group import operations, peers
@@ -61,6 +59,9 @@ class Operation:
             self.peers.close_loop(self.loop)
 
 
+must_agree: list[Callable[[], str]] = []
+"""What workers must have alike in whatever they do; each returns it in words, or ""."""
+
 _running: ContextVar[tuple[Operation, ...]] = ContextVar("operations", default=())
 
 
@@ -68,7 +69,7 @@ def words(call: str = "") -> str:
     """What this worker does, for messages: "is in evaluate within fit (epoch 3)".
 
     After a line break, it says what workers must have alike where they do the same: the name of an exchange,
-    and what the program has written to variables.
+    and what `must_agree` says.
 
     Args:
         call: a further call, within the operations that run. After a line break, the name of an exchange,
@@ -77,8 +78,8 @@ def words(call: str = "") -> str:
     call, _, exchange = call.partition("\n")
     names = [call] if call else []
     names += [str(each) for each in reversed(_running.get())]
-    written = host_writes.words()
-    place = f"{exchange or 'its beginning'}{written}" if written else exchange
+    alike = "".join(each() for each in must_agree)
+    place = f"{exchange or 'its beginning'}{alike}" if alike else exchange
     return f"is in {' within '.join(names) or exchange}" + (f"\n{place}" if place else "")
 
 
@@ -92,7 +93,7 @@ def operation(layout: ReplicaLayout | None, name: str) -> Iterator[None]:
         OperationMismatchError: another worker does something else.
         PeerMissingError: an error has ended another worker's operation, or the worker is lost.
     """
-    connected = _connected(layout)
+    connected = connected_workers(layout)
     if connected is None:
         yield
         return
@@ -125,27 +126,9 @@ def note_end_of_data(layout: ReplicaLayout | None) -> None:
     Raises:
         OperationMismatchError, PeerMissingError: as `operation`.
     """
-    connected = _connected(layout)
+    connected = connected_workers(layout)
     if connected is not None:
         connected.begin(words("\nthe end of its batches"))
-
-
-def note_batch(layout: ReplicaLayout, batch: Any, rows: int) -> None:
-    """Notes a batch that the program has given this worker, as `train_on_batch` is given one.
-
-    Each worker takes its part of it, so all must be given the same.
-
-    Args:
-        layout: the layout of the strategy.
-        batch: a nest of tensors and None, read outside of graphs.
-        rows: the examples in it.
-
-    Raises:
-        OperationMismatchError, PeerMissingError: as `operation`.
-    """
-    connected = _connected(layout)
-    if connected is not None and current_operation() is not None:
-        connected.begin(words(f"\nits batch of {rows} rows ({host_writes.digest(batch):08x})"))
 
 
 class inside_step:  # noqa: N801
@@ -164,18 +147,6 @@ class inside_step:  # noqa: N801
             self._peers.inside_step(False)
 
 
-def note_divided(layout: ReplicaLayout, parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Notes a batch of data that is divided already, which the running operation has read; returns it.
-
-    Args:
-        layout: the layout of the strategy.
-        parts: a part for each replica of this worker.
-    """
-    running = current_operation() if layout.workers > 1 else None
-    if running is not None and running.feed is not None:
-        running.feed.note_parts(parts)
-    return parts
-
-
-def _connected(layout: ReplicaLayout | None) -> Peers | None:
+def connected_workers(layout: ReplicaLayout | None) -> Peers | None:
+    """The connections to the other workers of a strategy; None with one worker, and before any is made."""
     return None if layout is None or layout.workers == 1 else peers.connected()

@@ -1,0 +1,1 @@
+"""`Trainer`: one object over strategy, data, checkpoints and monitoring."""
