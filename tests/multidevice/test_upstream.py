@@ -30,8 +30,8 @@ from dtrain.engine import install
 from dtrain.errors import PeerMissingError, UnsupportedVersionError
 from dtrain.interfaces.gradient_hook import GradientHook
 from dtrain.upstream import all_reaches, keras_names, reach, servers, tensorflow_names, tf_data
-from dtrain.upstream import record as on_record
 from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tested_versions as on_record
 from dtrain.upstream.versions import check_versions
 
 ALL = all_reaches()

@@ -12,7 +12,7 @@ import pytest
 
 from dtrain import cli
 from dtrain.bench import output
-from dtrain.bench.plan import MODELS, ONE_CORE, BenchOptions, Row, rows_of
+from dtrain.bench.bench_plan import MODELS, ONE_CORE, BenchOptions, Row, rows_of
 from dtrain.errors import ConfigurationError
 from dtrain.recipes.catalogue import RECIPES
 from dtrain.strategies.machine import Machine

@@ -11,8 +11,8 @@ import pytest
 
 from dtrain.base.text_table import lines_of
 from dtrain.bench import output
+from dtrain.bench.bench_plan import ONE_CORE, BenchOptions, rows_of
 from dtrain.bench.measured import Measured, UnusableError, read_run
-from dtrain.bench.plan import ONE_CORE, BenchOptions, rows_of
 from dtrain.bench.results import Results, RowResult
 from dtrain.bench.table import as_markdown, as_text
 from dtrain.strategies.machine import Machine

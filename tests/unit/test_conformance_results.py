@@ -7,9 +7,9 @@ import pytest
 
 from dtrain import cli
 from dtrain.conformance.corpus import chosen, programs
-from dtrain.conformance.page import as_page
-from dtrain.conformance.results import ERROR, SAME, WRONG, Conformance, ProgramVerdict, compare
-from dtrain.conformance.runs import ProgramAnswer
+from dtrain.conformance.program_runs import ProgramAnswer
+from dtrain.conformance.verdict_table import as_page
+from dtrain.conformance.verdicts import ERROR, SAME, WRONG, Conformance, ProgramVerdict, compare
 from dtrain.conformance.worker import informative_line
 from dtrain.errors import ConfigurationError
 

@@ -178,6 +178,16 @@ def test_every_module_says_what_it_is_for() -> None:
     assert silent == []
 
 
+def test_no_two_modules_have_one_name() -> None:
+    """But a recipe and the data set that it reads, what `cli` has for a command, and programs to compare."""
+    found: dict[str, set[str]] = {}
+    for name, path in MODULES.items():
+        package, _, own = name.rpartition(".")
+        if not path.name.startswith("__") and package not in ("dtrain.cli", "dtrain.conformance.programs"):
+            found.setdefault(own, set()).add(package.removesuffix(".recipes").removesuffix(".data"))
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
 def test_no_two_classes_have_one_name() -> None:
     """Also if one of them is private: a reader who searches for a name finds one class."""
     found: dict[str, list[str]] = {}

@@ -16,9 +16,9 @@ import pytest
 import guide
 from dtrain.base.text_table import markdown_of
 from dtrain.conformance.corpus import CorpusProgram
-from dtrain.conformance.layouts import DTRAIN, LAYOUTS, STOCK
-from dtrain.conformance.page import as_page
-from dtrain.conformance.results import ERROR, SAME, WRONG, Conformance, ProgramVerdict
+from dtrain.conformance.strategy_layouts import DTRAIN, LAYOUTS, STOCK
+from dtrain.conformance.verdict_table import as_page
+from dtrain.conformance.verdicts import ERROR, SAME, WRONG, Conformance, ProgramVerdict
 
 README = (guide.ROOT / "README.md").read_text(encoding="utf-8")
 DATA = json.loads((guide.DOCS / "conformance.json").read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from tests.rows import environments, results
 from tests.rows.environments import Row, UnavailableError
 from tests.rows.results import Cell, Result
 
-from dtrain.upstream.record import read_record
+from dtrain.upstream.tested_versions import read_record
 
 ROWS = environments.rows()
 EXACT = [row for row in ROWS.values() if not row.may_fail]

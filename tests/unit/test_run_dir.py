@@ -19,7 +19,7 @@ from dtrain.monitor import (
     read_record,
     summarize,
 )
-from dtrain.monitor.curves import drawn
+from dtrain.monitor.curve_image import drawn
 from dtrain.monitor.event_log import EventLog
 from dtrain.monitor.run_directory import RunDirectory, new_directory
 from dtrain.monitor.run_files import Fence

@@ -139,7 +139,7 @@ ALLOWED = {
     "process_group/peer_link.py": _SYSTEM,
     "collectives/connect.py": _SYSTEM,
     "conformance/corpus.py": _PACKAGE,
-    "conformance/runs.py": _OWN,
+    "conformance/program_runs.py": _OWN,
     "conformance/worker.py": _OWN,
     "data/digits.py": _PACKAGE,
     "diagnosis/first_steps.py": _OWN,
@@ -164,7 +164,7 @@ ALLOWED = {
     "optim/batch_finder.py": _SYSTEM,
     "optim/batch_trial.py": _SYSTEM,
     "strategies/machine.py": _SYSTEM,
-    "upstream/record.py": _PACKAGE,
+    "upstream/tested_versions.py": _PACKAGE,
 }
 
 

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dtrain import __version__
+from dtrain.bench.bench_plan import ONE_CORE, ONE_DEVICE, BenchOptions, Row
 from dtrain.bench.measured import Measured
-from dtrain.bench.plan import ONE_CORE, ONE_DEVICE, BenchOptions, Row
 from dtrain.monitor.origin import command
 from dtrain.strategies.machine import Machine
 

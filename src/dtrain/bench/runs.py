@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from dtrain.bench.background_load import BackgroundLoad
-from dtrain.bench.plan import BenchOptions, Row
+from dtrain.bench.bench_plan import BenchOptions, Row
 from dtrain.environments.topology import Task
 from dtrain.launch.job.job_session import Session
 from dtrain.launch.job.task_environment import measured_environment

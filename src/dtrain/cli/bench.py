@@ -19,7 +19,7 @@ from dtrain.base.option_fields import declare, given_options, own_fields
 from dtrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from dtrain.bench.plan import BenchOptions
+    from dtrain.bench.bench_plan import BenchOptions
     from dtrain.bench.results import Results, RowResult
     from dtrain.bench.runs import Runner
 
@@ -31,7 +31,7 @@ _USUAL_SECONDS = 20.0  # the assumed duration of a run until one has finished
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `dtrain bench`: the fields of `plan.BenchOptions`, and where the files go."""
-    from dtrain.bench.plan import BenchOptions
+    from dtrain.bench.bench_plan import BenchOptions
 
     declare(parser, own_fields(BenchOptions))
     parser.add_argument(
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from dtrain import environments
     from dtrain.bench import output
-    from dtrain.bench.plan import BenchOptions, rows_of
+    from dtrain.bench.bench_plan import BenchOptions, rows_of
     from dtrain.bench.results import Results, RowResult
     from dtrain.strategies.machine import examine_machine
 

@@ -21,8 +21,8 @@ from dtrain.errors import ConfigurationError, known_are
 
 if TYPE_CHECKING:
     from dtrain.conformance.corpus import CorpusProgram
-    from dtrain.conformance.results import Conformance
-    from dtrain.conformance.runs import ProgramAnswer, ProgramRunner
+    from dtrain.conformance.program_runs import ProgramAnswer, ProgramRunner
+    from dtrain.conformance.verdicts import Conformance
 
 HELP = "compare training programs under TensorFlow's and dtrain's strategies with one device"
 
@@ -64,10 +64,10 @@ def run(args: argparse.Namespace) -> int:
     """
     from dtrain import environments
     from dtrain.conformance.corpus import chosen
-    from dtrain.conformance.layouts import DTRAIN, SIDES
-    from dtrain.conformance.page import summary_table
-    from dtrain.conformance.results import SAME
-    from dtrain.conformance.runs import ProgramRunner, SignalledError
+    from dtrain.conformance.program_runs import ProgramRunner, SignalledError
+    from dtrain.conformance.strategy_layouts import DTRAIN, SIDES
+    from dtrain.conformance.verdict_table import summary_table
+    from dtrain.conformance.verdicts import SAME
 
     programs = chosen(args.programs, args.limit)
     strategies = _strategies(args.strategies)
@@ -101,8 +101,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _measure(results: Conformance, runner: ProgramRunner, strategies: list[str], sides: list[str]) -> None:
     """Run one device, then each strategy on each side, and compare."""
-    from dtrain.conformance.layouts import REFERENCE, STOCK
-    from dtrain.conformance.results import compare
+    from dtrain.conformance.strategy_layouts import REFERENCE, STOCK
+    from dtrain.conformance.verdicts import compare
 
     names = [each.name for each in results.programs]
 
@@ -132,7 +132,7 @@ def _strategies(names: str | None) -> list[str]:
     Raises:
         ConfigurationError: a name is unknown, or is that of a strategy that this command does not run.
     """
-    from dtrain.conformance.layouts import STRATEGIES
+    from dtrain.conformance.strategy_layouts import STRATEGIES
 
     if names is None:
         return list(STRATEGIES)
@@ -160,7 +160,7 @@ def _folder(path: str) -> Path:
 def _results(args: argparse.Namespace, programs: list[CorpusProgram]) -> Conformance:
     """An empty run with this machine's facts."""
     from dtrain import __version__
-    from dtrain.conformance.results import Conformance
+    from dtrain.conformance.verdicts import Conformance
     from dtrain.strategies.machine import examine_machine
 
     machine = examine_machine()
@@ -183,7 +183,7 @@ def _results(args: argparse.Namespace, programs: list[CorpusProgram]) -> Conform
 
 
 def _write(results: Conformance, folder: Path) -> None:
-    from dtrain.conformance.page import as_page
+    from dtrain.conformance.verdict_table import as_page
     from dtrain.monitor.json_text import to_json
 
     try:

@@ -1,6 +1,6 @@
 """One process of a conformance run: makes the strategy, runs the programs in order, writes a file for each.
 
-A process that hangs ends itself after the time limit. `results` evaluates the files.
+A process that hangs ends itself after the time limit. `verdicts` evaluates the files.
 Usage: python -m dtrain.conformance.worker STRATEGY SIDE FOLDER SECONDS PROGRAM ...
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from dtrain import environments
 from dtrain.conformance.corpus import ProgramRun, find
-from dtrain.conformance.layouts import LAYOUTS, STOCK, make_strategy
+from dtrain.conformance.strategy_layouts import LAYOUTS, STOCK, make_strategy
 from dtrain.environments.topology import Task
 
 ALL_DONE = 9

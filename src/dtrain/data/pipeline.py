@@ -185,7 +185,7 @@ class Pipeline:
         return dataset
 
     def dtrain_dataset(self, used_by: str) -> tf.data.Dataset:
-        """The dataset that Keras gets for this pipeline; see `engine.protocol.datasets_in_place`.
+        """The dataset that Keras gets for this pipeline; see `dataset_parts.datasets_in_place`.
 
         Raises:
             ConfigurationError: `predict` was given a pipeline that shuffles, so that the predictions would

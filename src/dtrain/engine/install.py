@@ -52,7 +52,7 @@ def install() -> None:
                 importlib.import_module(f"dtrain.engine.{name}")
             from dtrain.upstream import all_reaches
             from dtrain.upstream.reach import replace_all
-            from dtrain.upstream.record import check
+            from dtrain.upstream.tested_versions import check
 
             reaches = all_reaches()
             replace_all(reaches, unproven=check(reaches))

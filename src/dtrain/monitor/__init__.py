@@ -9,8 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dtrain.monitor.curves import plot_curves
-from dtrain.monitor.record import describe_run, finish_record, summarize
+from dtrain.monitor.curve_image import plot_curves
 from dtrain.monitor.run_directory import (
     RunDirectory,
     check_run_directory,
@@ -18,6 +17,7 @@ from dtrain.monitor.run_directory import (
     open_run_directory,
     read_record,
 )
+from dtrain.monitor.run_record import describe_run, finish_record, summarize
 
 if TYPE_CHECKING:
     from dtrain.engine.callbacks.progress_bar import ProgressBar

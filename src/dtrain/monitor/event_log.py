@@ -23,8 +23,8 @@ from dtrain.engine.callbacks.prepared_callbacks import Stateless
 from dtrain.environments import settings
 from dtrain.interfaces.replica_layout import is_asynchronous
 from dtrain.monitor.json_text import without_nan
-from dtrain.monitor.record import VERSION
 from dtrain.monitor.run_directory import RunDirectory, check_attempt
+from dtrain.monitor.run_record import VERSION
 from dtrain.process_group import ranks
 from dtrain.telemetry import events
 from dtrain.telemetry.training_clock import clock

@@ -15,13 +15,13 @@ import keras
 from dtrain.base.log import logger
 from dtrain.engine.callbacks.fit_reports import LossAlarm, OnNan
 from dtrain.errors import ConfigurationError
-from dtrain.monitor.curves import drawn, plot_curves
+from dtrain.monitor.curve_image import drawn, plot_curves
 from dtrain.monitor.event_log import EventLog
+from dtrain.monitor.logged_rates import RateLogs
 from dtrain.monitor.profile import Profile
-from dtrain.monitor.rates import RateLogs
-from dtrain.monitor.record import describe_run, parameters_of
 from dtrain.monitor.run_directory import RunDirectory, open_run_directory
 from dtrain.monitor.run_files import ended_record
+from dtrain.monitor.run_record import describe_run, parameters_of
 from dtrain.process_group import ranks
 from dtrain.telemetry import events
 

@@ -1,7 +1,7 @@
 """The files of a `fit` in a run's directory: callbacks that write during training, and the final record.
 
 `Monitor`, `dtrain.Trainer` and the recipes share it. It does not define the entries of the record;
-`record.py` does.
+`run_record.py` does.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import keras
 
 from dtrain.engine.callbacks.prepared_callbacks import Stateless
 from dtrain.engine.fit.build import trained_in_xla
-from dtrain.monitor.curves import drawn, plot_curves
+from dtrain.monitor.curve_image import drawn, plot_curves
 from dtrain.monitor.event_log import EventLog
-from dtrain.monitor.record import finish_record, parameters_of
 from dtrain.monitor.run_directory import RunDirectory, check_attempt
+from dtrain.monitor.run_record import finish_record, parameters_of
 from dtrain.process_group import ranks
 from dtrain.telemetry.training_rate import NAME as RATE
 from dtrain.telemetry.training_rate import of_report

@@ -18,7 +18,7 @@ from dtrain import monitor
 from dtrain.base import safe_files
 from dtrain.data import Pipeline
 from dtrain.monitor import RunDirectory
-from dtrain.monitor.rates import RateLogs
+from dtrain.monitor.logged_rates import RateLogs
 from dtrain.monitor.run_files import ended_record, run_callbacks, write_end
 from dtrain.optim import precision, scaled_rate
 from dtrain.process_group import ranks

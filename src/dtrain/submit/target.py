@@ -15,7 +15,7 @@ from dtrain.base.option_fields import option, positive_integer
 TARGETS = {
     "slurm": "dtrain.submit.slurm",
     "kubernetes": "dtrain.submit.kubernetes",
-    "tpu": "dtrain.submit.tpu",
+    "tpu": "dtrain.submit.tpu_command",
 }
 """The module of each system, by the name of its flag."""
 

@@ -18,7 +18,7 @@ from dtrain.base.log import logger
 from dtrain.checkpoint.backup_and_restore import BackupAndRestore
 from dtrain.environments import settings as environment
 from dtrain.errors import ConfigurationError
-from dtrain.monitor.rates import RateLogs
+from dtrain.monitor.logged_rates import RateLogs
 from dtrain.monitor.run_files import ended_record, run_callbacks, write_end
 from dtrain.process_group import ranks
 

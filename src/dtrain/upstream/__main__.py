@@ -12,7 +12,7 @@ import sys
 
 from dtrain.upstream import all_reaches
 from dtrain.upstream.reach import Reach, Replaced, SetOnObjects, of_installed
-from dtrain.upstream.record import check, write_record
+from dtrain.upstream.tested_versions import check, write_record
 
 
 def main() -> None:

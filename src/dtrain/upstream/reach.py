@@ -1,7 +1,7 @@
 """A private name of Keras or TensorFlow that dtrain uses, replaces, or sets on objects, and how it does so.
 
-The names are listed in `keras_names.py` and `tensorflow_names.py`; `record.py` compares them with the
-versions that dtrain was tested with. Functions of the engine's modules are marked as the replacements.
+The names are listed in `keras_names.py` and `tensorflow_names.py`; `tested_versions.py` compares them with
+the versions that dtrain was tested with. Functions of the engine's modules are marked as the replacements.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Checks that the installed TensorFlow and Keras are supported, before the first strategy is created.
 
-A version outside of the supported range is refused. Within the range, `record` compares each private name: a
-version newer than all that dtrain was tested with is accepted if all names exist with the same parameters.
+A version outside of the supported range is refused. Within the range, `tested_versions` compares each private
+name: a version newer than all that dtrain was tested with is accepted if all names exist with the same
+parameters.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compares training steps of a small model with one device's, where the installed sources are new to dtrain.
 
-It does not compare sources; `upstream/record.py` does this, and names what is new. In versions that dtrain
-was tested with, nothing runs.
+It does not compare sources; `upstream/tested_versions.py` does this, and names what is new. In versions that
+dtrain was tested with, nothing runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from dtrain.base.log import logger
 from dtrain.errors import PeerMissingError, UnsupportedVersionError
-from dtrain.upstream import reach, record
+from dtrain.upstream import reach, tested_versions
 
 _EXAMPLES, _STEPS, _TOLERANCE = 5, 2, 1e-3
 # A worker that is gone says nothing about versions.
@@ -63,7 +63,7 @@ def _untested(strategy: Any, what: str, versions: str, names: list[str]) -> Unsu
     return UnsupportedVersionError(
         f"A training step of a small model under {type(strategy).__name__} {what}. dtrain was not tested "
         f"with {versions}, where the source of these names is new: {', '.join(names)}.",
-        hint=f"install {record.newest_tested()}, which this version of dtrain was tested with",
+        hint=f"install {tested_versions.newest_tested()}, which this version of dtrain was tested with",
     )
 
 

@@ -6,7 +6,7 @@ reads no run directory, and imports neither TensorFlow nor Keras.
 
 from __future__ import annotations
 
-from dtrain.monitor.report.output import check_output, write_output
 from dtrain.monitor.report.page import render
+from dtrain.monitor.report.report_file import check_output, write_output
 
 __all__ = ["check_output", "render", "write_output"]

@@ -17,7 +17,7 @@ from dtrain.monitor.report.charts import Chart, swatch
 from dtrain.monitor.report.configuration import configuration
 from dtrain.monitor.report.curves import metric_curves, speed_curves
 from dtrain.monitor.report.header import comparison, facts, tiles
-from dtrain.monitor.report.output import GENERATOR
+from dtrain.monitor.report.report_file import GENERATOR
 from dtrain.monitor.report.thinning import thin_list
 from dtrain.monitor.run_data import RunData
 

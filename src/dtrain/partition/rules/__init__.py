@@ -11,7 +11,7 @@ from dtrain.partition.rules import (
     shapes,
     sizes,
     slices,
-    variables,
+    variable_rules,
 )
 
 __all__ = [
@@ -25,5 +25,5 @@ __all__ = [
     "shapes",
     "sizes",
     "slices",
-    "variables",
+    "variable_rules",
 ]

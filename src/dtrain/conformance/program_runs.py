@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from dtrain.conformance.layouts import LAYOUTS
+from dtrain.conformance.strategy_layouts import LAYOUTS
 from dtrain.conformance.worker import READY, RESTART, START_SECONDS, result
 from dtrain.environments.topology import Task
 from dtrain.launch.job.job_session import Session

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dtrain.base.plain_text import cleaned
 from dtrain.base.text_table import markdown_of
 from dtrain.conformance.corpus import RTOL
-from dtrain.conformance.layouts import LAYOUTS, SIDES
-from dtrain.conformance.results import ERROR, SAME, WRONG, Conformance, ProgramVerdict
+from dtrain.conformance.strategy_layouts import LAYOUTS, SIDES
+from dtrain.conformance.verdicts import ERROR, SAME, WRONG, Conformance, ProgramVerdict
 
 _MARKS = {SAME: "yes", WRONG: "**wrong**", ERROR: "error"}
 

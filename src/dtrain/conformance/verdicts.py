@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dtrain.conformance.corpus import CorpusProgram
-from dtrain.conformance.runs import ProgramAnswer
+from dtrain.conformance.program_runs import ProgramAnswer
 
 SAME, WRONG, ERROR = "same", "wrong", "error"
 """The outcomes: one device's numbers; other numbers without an error; an error, a crash or a hang."""
