@@ -115,7 +115,7 @@ def kinds_of_numbers(workers: Workers) -> None:
     from dtrain.engine.replica.context import all_reduce_sum
 
     names = ["float16", "bfloat16", "float32", "float64", "int32", "int64"]
-    if workers.strategy.extended.dtrain_calls is not None:
+    if workers.strategy.dtrain_managed.calls is not None:
         names.append("complex64")  # TensorFlow's ring does not support complex numbers
     given = {}
     for count in (5, 100_000):
@@ -254,7 +254,7 @@ def first_values(workers: Workers) -> None:
     """Variables are initialized with the first worker's values, whatever the other workers' would be."""
     import tensorflow as tf
 
-    layout = workers.strategy.dtrain_layout
+    layout = workers.strategy.dtrain_managed.layout
     with workers.strategy.scope():
         made = [tf.Variable(tf.fill([n], 5.0 + layout.worker)) for n in (1, 30_000)]
         counter = tf.Variable(7 + layout.worker, dtype=tf.int64)
@@ -286,15 +286,15 @@ def waiting_is_measured(workers: Workers) -> None:
     import tensorflow as tf
 
     from dtrain.engine.replica.context import all_reduce_sum
-    from dtrain.interfaces.replica_layout import waiting_clock
+    from dtrain.interfaces.managed_strategy import managed
     from dtrain.process_group.value_exchange import exchange
 
-    clock = waiting_clock(workers.strategy)
+    clock = managed(workers.strategy).waited
     if clock is None:
         return
     step = tf.function(lambda: workers.strategy.run(lambda: all_reduce_sum(tf.ones([10]))), autograph=False)
     step()
-    layout = workers.strategy.dtrain_layout
+    layout = workers.strategy.dtrain_managed.layout
     late = layout.worker == layout.workers - 1
     right = False
     while not all(exchange(layout, right)):  # until a step comes through without being disturbed
@@ -361,15 +361,15 @@ def regression() -> tuple[np.ndarray, np.ndarray, Callable[[], Any]]:
 def fitted_with(workers: Workers, hook: Any, optimizer: Callable[[], Any]) -> list[np.ndarray]:
     """The weights after three epochs of batches of 4 rows under a gradient hook."""
     x, y, made = regression()
-    strategy, plain = workers.strategy, workers.strategy.dtrain_layout
-    strategy.dtrain_layout = replace(plain, gradient_hook=hook)
+    strategy, plain = workers.strategy, workers.strategy.dtrain_managed.layout
+    strategy.dtrain_managed.layout = replace(plain, gradient_hook=hook)
     try:
         with strategy.scope():
             model = made()
             model.compile(optimizer(), "mse")
         model.fit(x, y, batch_size=4, epochs=3, shuffle=False, verbose=0, validation_data=(x, y))
     finally:
-        strategy.dtrain_layout = plain
+        strategy.dtrain_managed.layout = plain
     found = model.get_weights()
     for each in found:
         workers.digest.update(each.tobytes())
@@ -421,8 +421,8 @@ def workers_out_of_step(workers: Workers) -> None:
 
     from dtrain.engine.replica.context import all_reduce_sum
 
-    layout = workers.strategy.dtrain_layout
-    if workers.strategy.extended.dtrain_calls is None:
+    layout = workers.strategy.dtrain_managed.layout
+    if workers.strategy.dtrain_managed.calls is None:
         return
     count = 20 + layout.worker
     try:

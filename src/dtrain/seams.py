@@ -43,6 +43,8 @@ _SEAMS = {
     "by_batch": "dtrain.partition.partition.by_batch",
     "rule": "dtrain.partition.partitioner.rule",
     # strategies
+    "ManagedStrategy": "dtrain.interfaces.managed_strategy.ManagedStrategy",
+    "ReplicaLayout": "dtrain.interfaces.replica_layout.ReplicaLayout",
     "STRATEGIES": "dtrain.strategies.registry.STRATEGIES",
     "StrategyEntry": "dtrain.strategies.registry.StrategyEntry",
 }
@@ -59,7 +61,9 @@ __all__ = [
     "Launcher",
     "LocalLauncher",
     "LocalSGD",
+    "ManagedStrategy",
     "Partitioned",
+    "ReplicaLayout",
     "Replicas",
     "Sharded",
     "StrategyEntry",
@@ -89,6 +93,8 @@ if TYPE_CHECKING:
     from dtrain.environments.environment import Environment
     from dtrain.environments.topology import Topology
     from dtrain.interfaces.gradient_hook import HOOKS, GradientHook, LocalSGD
+    from dtrain.interfaces.managed_strategy import ManagedStrategy
+    from dtrain.interfaces.replica_layout import ReplicaLayout
     from dtrain.launch.job.launcher import Launcher
     from dtrain.launch.launchers import LAUNCHERS
     from dtrain.launch.local import launch_local

@@ -204,7 +204,7 @@ def test_the_name_is_checked_and_the_registry_can_be_added_to(monkeypatch: pytes
     monkeypatch.setitem(HOOKS, "recorded", Recorded)
     strategy = dtrain.strategy("mirrored", gradient_hook="recorded")
     fitted(strategy)
-    assert strategy.dtrain_layout.gradient_hook.seen
+    assert strategy.dtrain_managed.layout.gradient_hook.seen
 
 
 OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {

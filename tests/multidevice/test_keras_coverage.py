@@ -18,7 +18,7 @@ from tests.keras_parts import Part
 
 import dtrain
 from dtrain.engine.step.partitioned_steps import DividedFunction
-from dtrain.interfaces.replica_layout import layout_of
+from dtrain.interfaces.managed_strategy import layout_of
 
 _OTHERS_ROWS = "each image is mixed with another one of the batch"
 _MIXED = dict.fromkeys(("GatherV2", "StatelessRandomGammaV3", "Sum", "TopKV2"), _OTHERS_ROWS)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import dtrain
 from dtrain.engine.step.partitioned_steps import DividedFunction, copies_of, traced_as_one_device
-from dtrain.interfaces.replica_layout import layout_of
+from dtrain.interfaces.managed_strategy import layout_of
 from dtrain.partition.communication import Collectives, Parts
 from dtrain.partition.layouts import REPLICATED
 from dtrain.partition.marks import marked

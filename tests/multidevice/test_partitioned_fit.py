@@ -14,7 +14,7 @@ import dtrain
 from dtrain.engine.step import eager_program
 from dtrain.engine.step.partitioned_steps import DividedFunction
 from dtrain.errors import StepError
-from dtrain.interfaces.replica_layout import layout_of
+from dtrain.interfaces.managed_strategy import layout_of
 
 
 def copies_of(made: Any) -> list[Any]:

@@ -95,7 +95,7 @@ READ: dict[str, tuple[Callable[[Path], Pipeline], bool]] = {
 
 def read(strategy: Any, pipeline: Pipeline, ones_batches: bool) -> dict[str, Any]:
     """Two epochs of a worker's parts; where they are one device's batches, beside those."""
-    split = SplitDataset(pipeline.dataset(), strategy.dtrain_layout)
+    split = SplitDataset(pipeline.dataset(), strategy.dtrain_managed.layout)
     epochs = [
         [
             ([part[1].numpy().tolist() for part in parts], sizes.numpy().tolist(), _widths(parts))
@@ -147,13 +147,13 @@ def run(name: str, strategy: Any, files: Path) -> dict[str, Any]:
         return read(strategy, make(files), ones_batches)
     if name == "pipelines that differ":
         differing = Pipeline((X, Y), batch=8, seed=dtrain.rank())
-        return error_of(lambda: SplitDataset(differing.dataset(), strategy.dtrain_layout))
+        return error_of(lambda: SplitDataset(differing.dataset(), strategy.dtrain_managed.layout))
     if name == "a function that gives all to each":
         same = Pipeline(lambda context: tf.data.Dataset.from_tensor_slices((X, Y)), batch=8)
-        return error_of(lambda: SplitDataset(same.dataset(), strategy.dtrain_layout))
+        return error_of(lambda: SplitDataset(same.dataset(), strategy.dtrain_managed.layout))
     if name == "a worker that is an epoch ahead":
         ahead = Pipeline((X, Y), batch=8).dataset(first_epoch=dtrain.rank())
-        return error_of(lambda: SplitDataset(ahead, strategy.dtrain_layout))
+        return error_of(lambda: SplitDataset(ahead, strategy.dtrain_managed.layout))
     found = train(strategy, trained_on())
     expected = train(dtrain.OneDeviceStrategy("/cpu:0"), trained_on())
     return {"found": found, "expected": expected}

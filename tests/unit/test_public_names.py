@@ -62,11 +62,10 @@ INSIDE = {
         "step",
         "feed",
         "execution",
-        "parameter_server",
-        "updates",
         "saving",
         "callbacks",
         "fit",
+        "parameter_server",  # what is synchronous knows nothing of it
         "install",
     ),
     "launch": ("job", "local_processes", "supervision", "hosts", "mpi", "launchers", "child", "local spawn"),

@@ -22,7 +22,8 @@ from dtrain.checkpoint.store import check_keep
 from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.engine.install import install
 from dtrain.errors import ConfigurationError
-from dtrain.interfaces.replica_layout import ReplicaLayout, layout_of
+from dtrain.interfaces.managed_strategy import layout_of
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.upstream import keras as upstream_keras
 
 _ended: collections.Counter[str] = collections.Counter()  # fits that have ended without an error, by folder

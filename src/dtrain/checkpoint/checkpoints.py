@@ -19,7 +19,8 @@ from dtrain.checkpoint.store import check_keep
 from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.engine.callbacks.copies import check_copies
 from dtrain.errors import ConfigurationError
-from dtrain.interfaces.replica_layout import ReplicaLayout, layout_of
+from dtrain.interfaces.managed_strategy import layout_of
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.value_exchange import exchange
 from dtrain.upstream import keras as upstream_keras
 

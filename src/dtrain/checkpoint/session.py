@@ -27,7 +27,8 @@ from dtrain.engine.fit.build import build
 from dtrain.engine.step.steps import step_is_stock
 from dtrain.environments import settings
 from dtrain.errors import RunAgain
-from dtrain.interfaces.replica_layout import ReplicaLayout, is_asynchronous, is_managed, layout_of
+from dtrain.interfaces.managed_strategy import is_asynchronous, is_managed, layout_of
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.value_exchange import exchange
 from dtrain.task import channel
 from dtrain.telemetry import events

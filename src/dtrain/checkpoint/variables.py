@@ -14,11 +14,11 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.engine.loops.loop import LocalState, loop_of
-from dtrain.engine.parameter_server.snapshot import Snapshots
 from dtrain.engine.replica.replica_calls import holds_parts
 from dtrain.engine.sharding.sharding_plan import owner_of, owners_of
 from dtrain.errors import CheckpointError
-from dtrain.interfaces.replica_layout import ReplicaLayout, is_asynchronous, layout_of
+from dtrain.interfaces.managed_strategy import layout_of, managed
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.tensorflow import underlying
@@ -74,7 +74,8 @@ class TrainingVariables:
         self._optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
         strategy = upstream_keras.strategy_of(model)
         self._layout = layout_of(strategy) or _ALONE
-        self._snapshots = Snapshots(model) if is_asynchronous(strategy) else None
+        asynchronous = managed(strategy).asynchronous
+        self._snapshots = None if asynchronous is None else asynchronous.snapshots(model)
         self._variables = _unique(model, self._optimizer, metrics)
         inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
         accumulators = [] if inner is None else upstream_keras.accumulators_of(inner)

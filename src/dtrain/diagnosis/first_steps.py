@@ -98,7 +98,7 @@ def _surroundings() -> dict[str, Any]:
     import tensorflow as tf
 
     from dtrain.engine.loops.loop import current_loop
-    from dtrain.interfaces.replica_layout import layout_of
+    from dtrain.interfaces.managed_strategy import layout_of
 
     model = current_loop().model
     strategy = tf.distribute.get_strategy() if model is None else model.distribute_strategy
@@ -130,7 +130,7 @@ def _await_workers() -> None:
     """
     from dtrain.engine.callbacks.agreement import end_of_data
     from dtrain.engine.loops.loop import current_loop
-    from dtrain.interfaces.replica_layout import layout_of
+    from dtrain.interfaces.managed_strategy import layout_of
     from dtrain.process_group import peers, ranks
 
     if peers.connected() is None:

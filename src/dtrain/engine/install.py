@@ -27,7 +27,7 @@ _REPLACING = (
     "saving.saved_files",
     "sharding.sharding_plan",
     "step.local_normalization",
-    "updates.optimizer",
+    "synchronisation.optimizer",
     "variables.tables",
 )
 

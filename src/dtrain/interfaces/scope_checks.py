@@ -14,7 +14,8 @@ from typing import Any
 
 from dtrain.base.log import logger
 from dtrain.errors import ScopeError
-from dtrain.interfaces.replica_layout import ReplicaLayout, layout_of
+from dtrain.interfaces.managed_strategy import layout_of
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream.tensorflow import underlying
 

@@ -21,7 +21,7 @@ from dtrain.base import safe_files
 from dtrain.base.log import logger
 from dtrain.engine.callbacks.prepared_callbacks import Stateless
 from dtrain.environments import settings
-from dtrain.interfaces.replica_layout import is_asynchronous
+from dtrain.interfaces.managed_strategy import is_asynchronous
 from dtrain.monitor.json_text import without_nan
 from dtrain.monitor.run_directory import RunDirectory, check_attempt
 from dtrain.monitor.run_record import VERSION

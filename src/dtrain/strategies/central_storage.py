@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from dtrain.engine.replica.context import updating_locally
 from dtrain.interfaces.gradient_hook import GradientHook, hook_of
+from dtrain.interfaces.managed_strategy import ManagedStrategy
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.interfaces.scope_checks import strategy_made
 from dtrain.strategies import common, devices
@@ -132,9 +133,10 @@ class CentralStorageStrategy(
         host = tf.DeviceSpec.from_string(devices.logical("CPU")[0].name)
         resolved = host.replace(device_type=parameter.device_type, device_index=parameter.device_index or 0)
         tf.distribute.Strategy.__init__(self, CentralStorageExtended(self, compute, resolved.to_string()))
-        self.dtrain_layout = ReplicaLayout(
+        layout = ReplicaLayout(
             local_replicas=self.num_replicas_in_sync,
             central=True,
             gradient_hook=hook_of(gradient_hook, shared_weights="for all replicas"),
         )
+        self.dtrain_managed = ManagedStrategy(layout=layout)
         strategy_made(self)

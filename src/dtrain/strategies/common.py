@@ -23,6 +23,8 @@ from dtrain.engine.replica.replica_calls import note_write, with_own_attributes
 from dtrain.engine.variables import host_writes
 from dtrain.environments.topology import Topology
 from dtrain.errors import StepError
+from dtrain.interfaces.managed_strategy import managed
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.interfaces.scope_checks import scope_entered
 from dtrain.process_group.secret import on_loopback
 from dtrain.strategies import devices
@@ -129,22 +131,15 @@ class ReplicaRunner:
         return super().run(fn, args=args, kwargs=kwargs, options=options)  # type: ignore[misc]
 
     def _weights_are_elsewhere(self) -> bool:
-        return bool(self.dtrain_layout.central)  # type: ignore[attr-defined]
+        return bool(self.dtrain_managed.layout.central)  # type: ignore[attr-defined]
 
 
 class LocalUpdates:
-    """Mixin for a strategy's `extended`: replicas have attributes of their own, and can update alone.
-
-    Attributes:
-        dtrain_calls: the collective calls of several workers (`collectives.launcher.CallOperations`); None
-            for one process, and where TensorFlow's collectives serve.
-    """
-
-    dtrain_calls: Any = None
+    """Mixin for a strategy's `extended`: replicas have attributes of their own, and can update alone."""
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         """Calls a function in a thread for each replica, with attributes of objects of the replica's own."""
-        replicas: int = self._container_strategy().dtrain_layout.local_replicas  # type: ignore[attr-defined]
+        replicas: int = self._layout.local_replicas
         call = super()._call_for_each_replica  # type: ignore[misc]
         if replicas == 1:
             return call(fn, args, kwargs)
@@ -199,21 +194,23 @@ class LocalUpdates:
 
         A summed variable has its value on replica 0, zeros on others.
         """
-        if self.dtrain_calls is not None and replica_id == 0:
-            initial: Any = functools.partial(self._first_workers_value, kwargs)
+        calls = managed(self._container_strategy()).calls  # type: ignore[attr-defined]
+        if calls is not None and replica_id == 0:
+            initial: Any = lambda: calls.broadcast(upstream_tf.initial_value(kwargs))  # noqa: E731
         else:
             initial = super()._get_variable_creator_initial_value(  # type: ignore[misc]
                 replica_id=replica_id, device=device, primary_var=primary_var, **kwargs
             )
         on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         summed = on_read and kwargs.get("aggregation") == tf.VariableAggregation.SUM
-        layout = self._container_strategy().dtrain_layout  # type: ignore[attr-defined]
-        if not summed or layout.first_replica + replica_id == 0:
+        if not summed or self._layout.first_replica + replica_id == 0:
             return initial
         return lambda: tf.zeros_like(initial() if callable(initial) else initial)
 
-    def _first_workers_value(self, arguments: dict[str, Any]) -> Any:
-        return self.dtrain_calls.broadcast(upstream_tf.initial_value(arguments))
+    @property
+    def _layout(self) -> ReplicaLayout:
+        layout: ReplicaLayout = self._container_strategy().dtrain_managed.layout  # type: ignore[attr-defined]
+        return layout
 
 
 def is_tf_function(fn: Any) -> bool:
@@ -334,7 +331,7 @@ class SummedVariable(ReadAsNumber, _SyncOnRead):  # type: ignore[misc]
 
     def _write_parts(self, whole: Any) -> Any:
         """Gives each replica an equal part of an integer, and the first one of the job the remainder too."""
-        layout = self.distribute_strategy.dtrain_layout
+        layout = self.distribute_strategy.dtrain_managed.layout
         whole = tf.cast(whole, self.dtype)
         part = whole // layout.replicas
         first = whole - part * (layout.replicas - 1)
@@ -344,7 +341,7 @@ class SummedVariable(ReadAsNumber, _SyncOnRead):  # type: ignore[misc]
 
 def _note_host_write(variable: Any, value: Any) -> None:
     """Notes what the program writes to all replicas of a variable at once; in a graph, nothing is noted."""
-    if tf.executing_eagerly() and variable.distribute_strategy.dtrain_layout.workers > 1:
+    if tf.executing_eagerly() and variable.distribute_strategy.dtrain_managed.layout.workers > 1:
         host_writes.note(variable.name, value)
 
 

@@ -51,8 +51,9 @@ def default_strategy(*, memory_growth: bool = True) -> Any:
 
     if not tf.distribute.has_strategy():
         from dtrain.engine.install import install
+        from dtrain.interfaces.managed_strategy import ManagedStrategy
         from dtrain.interfaces.replica_layout import ReplicaLayout
 
         install()
-        found.dtrain_layout = ReplicaLayout()
+        found.dtrain_managed = ManagedStrategy(layout=ReplicaLayout())
     return found

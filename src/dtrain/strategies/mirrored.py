@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.interfaces.gradient_hook import GradientHook, hook_of
+from dtrain.interfaces.managed_strategy import ManagedStrategy
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.interfaces.scope_checks import strategy_made
 from dtrain.strategies import common
@@ -70,9 +71,10 @@ class MirroredStrategy(common.ReplicaRunner, tf.distribute.MirroredStrategy):  #
         tf.distribute.Strategy.__init__(
             self, MirroredExtended(self, devices=names, cross_device_ops=cross_device_ops)
         )
-        self.dtrain_layout = ReplicaLayout(
+        layout = ReplicaLayout(
             local_replicas=self.num_replicas_in_sync,
             gradient_hook=hook_of(gradient_hook),
             cross_device_sums=not in_order,
         )
+        self.dtrain_managed = ManagedStrategy(layout=layout)
         strategy_made(self)

@@ -20,6 +20,7 @@ from dtrain.environments import current, join, known_to_tensorflow
 from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError
 from dtrain.interfaces.gradient_hook import GradientHook, hook_of
+from dtrain.interfaces.managed_strategy import ManagedStrategy
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.interfaces.scope_checks import strategy_made
 from dtrain.process_group import peers
@@ -156,7 +157,7 @@ class MultiWorkerMirroredStrategy(
         self.dtrain_communication, transport = connect(layout, asked, topology, gpus=gpus)
         if layout.workers > 1:
             layout = replace(layout, sums=self.dtrain_communication.sums)
-        self.dtrain_layout = layout
+        engine = self.dtrain_managed = ManagedStrategy(layout=layout)
         self._collective_key_base = common.next_collective_key_base()
         serverless = transport is not None or layout.workers == 1
         connected = peers.connected()
@@ -168,15 +169,12 @@ class MultiWorkerMirroredStrategy(
         tf.distribute.Strategy.__init__(self, extended)
         if topology is not None:
             join(topology, by_program=by_program)
-        calls = extended.dtrain_calls = install(extended, layout, transport, gpus=gpus)
-        if calls is not None:
-            self.dtrain_waited = calls.waited
-            self.dtrain_communicated = calls.communicated
+        engine.calls = install(extended, layout, transport, gpus=gpus)
         if self.dtrain_communication.overlap:
-            self.dtrain_buckets = buckets
-        _seed_alike(self.dtrain_layout)
+            engine.reduction_groups = buckets
+        _seed_alike(layout)
         strategy_made(self)
-        if self.dtrain_layout.workers > 1:
+        if layout.workers > 1:
             channel.report_connected()
 
 

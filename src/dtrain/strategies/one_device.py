@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from dtrain.interfaces.managed_strategy import ManagedStrategy
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.strategies import common, devices
 
@@ -35,7 +36,7 @@ class OneDeviceStrategy(tf.distribute.OneDeviceStrategy):  # type: ignore[misc]
         common.prepare(memory_growth=memory_growth)
         devices.known([device])
         super().__init__(device)
-        self.dtrain_layout = ReplicaLayout()
+        self.dtrain_managed = ManagedStrategy(layout=ReplicaLayout())
 
 
 def one_device_strategy(device: str | None = None, *, memory_growth: bool = True) -> OneDeviceStrategy:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from dtrain.engine.parameter_server.block_program import CHIEF
 from dtrain.engine.parameter_server.exchange import Servers
+from dtrain.engine.parameter_server.server_engine import ServerEngine
 from dtrain.engine.parameter_server.server_updates import update
 from dtrain.engine.replica.context import updating_locally
 from dtrain.engine.variables.split_variables import is_split
@@ -22,6 +23,7 @@ from dtrain.environments import current, join, known_to_tensorflow
 from dtrain.environments.topology import Topology
 from dtrain.errors import ClusterConfigError, ConfigurationError
 from dtrain.interfaces.gradient_hook import GradientHook, server_hook_of
+from dtrain.interfaces.managed_strategy import ManagedStrategy
 from dtrain.interfaces.replica_layout import ServerLayout
 from dtrain.interfaces.scope_checks import strategy_made
 from dtrain.process_group import control, serving
@@ -205,22 +207,19 @@ class ParameterServerStrategy(
         tf.distribute.Strategy.__init__(self, extended)
         control.connect_chief(topology)
         join(topology, by_program=by_program)
-        self.dtrain_layout = ServerLayout(
+        layout = ServerLayout(
             workers=len(topology.jobs["worker"]),
             max_staleness=max_staleness,
             servers=Servers(_HOME),
             overlap=overlap,
             gradient_hook=hook,
         )
+        self.dtrain_managed = ManagedStrategy(layout=layout, asynchronous=ServerEngine(layout))
         strategy_made(self)
         channel.report_connected()
 
     def _weights_are_elsewhere(self) -> bool:
         return True
-
-    def dtrain_coordinator(self) -> Any:
-        """The `ClusterCoordinator` of this strategy; TensorFlow makes only one for a strategy."""
-        return tf.distribute.coordinator.ClusterCoordinator(self)
 
 
 def _initial_value(kwargs: dict[str, Any]) -> tf.Tensor:

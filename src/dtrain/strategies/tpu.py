@@ -101,7 +101,7 @@ class TPUStrategy(tf.distribute.TPUStrategy):  # type: ignore[misc]
         common.prepare(memory_growth=memory_growth, logical_cpus=False)
         resolver = _find(tpu_cluster_resolver, tpu, timeout)
         super().__init__(resolver, experimental_device_assignment, experimental_spmd_xla_partitioning)
-        # No `dtrain_layout`: on TPUs, Keras and TensorFlow train without dtrain's engine, because the engine
+        # No `dtrain_managed`: on TPUs, Keras and TensorFlow train without dtrain's engine, because the engine
         # was never tested on a TPU.
 
     # `help` and other tools show the signature of `__new__`, so give it that of `__init__`.

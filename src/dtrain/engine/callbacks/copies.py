@@ -20,7 +20,8 @@ from dtrain.engine.callbacks.prepared_callbacks import Stateless
 from dtrain.engine.replica.gradient_marks import GradientMarks
 from dtrain.engine.step.replica_communication import StrategyCollectives
 from dtrain.errors import ReplicaMismatchError
-from dtrain.interfaces.replica_layout import ReplicaLayout, layout_of
+from dtrain.interfaces.managed_strategy import layout_of
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.value_exchange import exchange
 from dtrain.upstream.tensorflow import underlying
 

@@ -27,7 +27,8 @@ from dtrain.engine.loops.worker_times import WorkerTimes
 from dtrain.engine.replica.replica_reductions import unmeasured_parts
 from dtrain.engine.step.steps import step_is_stock
 from dtrain.errors import ConfigurationError
-from dtrain.interfaces.replica_layout import ReplicaLayout, is_asynchronous
+from dtrain.interfaces.managed_strategy import is_asynchronous
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.task import channel
 from dtrain.telemetry import events
 from dtrain.telemetry.events import PARTS

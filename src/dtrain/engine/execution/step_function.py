@@ -25,7 +25,8 @@ from dtrain.engine.replica.losses_and_metrics import follow_from_variables
 from dtrain.engine.step.step_plan import as_record, warn_of_much
 from dtrain.engine.step.steps import Program
 from dtrain.errors import ConfigurationError
-from dtrain.interfaces.replica_layout import ReplicaLayout, communication_clock, waiting_clock
+from dtrain.interfaces.managed_strategy import managed
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.partition.plan import Plan
 from dtrain.process_group.running_operations import inside_step, note_end_of_data, operation
 from dtrain.task.task_hooks import without_collection
@@ -66,8 +67,8 @@ class StepFunction:
         self._runs: dict[str, Run] = {}
         self._batches = SingleBatches(model, layout)
         self._ends: dict[Any, Any] = {}  # by a step's function, what it writes without data
-        self._communicated = _Stopwatch(communication_clock(model.distribute_strategy))
-        self._waited = _Stopwatch(waiting_clock(model.distribute_strategy) if training else None)
+        self._communicated = _Stopwatch(managed(model.distribute_strategy).communicated)
+        self._waited = _Stopwatch(managed(model.distribute_strategy).waited if training else None)
         self._results: Callable[..., Any] = self._program.results
         if not self._model.run_eagerly:
             self._results = upstream_tf.made_for_each_model(self._results)

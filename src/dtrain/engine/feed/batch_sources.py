@@ -35,7 +35,8 @@ from dtrain.engine.feed.position import DataPosition
 from dtrain.engine.feed.py_datasets import PyDatasetSource, can_be_opened
 from dtrain.engine.feed.same_examples import FirstBatch
 from dtrain.interfaces.dataset_parts import own_positions, own_split
-from dtrain.interfaces.replica_layout import ReplicaLayout, layout_of
+from dtrain.interfaces.managed_strategy import layout_of
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.value_exchange import exchange
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names

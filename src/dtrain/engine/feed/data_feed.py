@@ -26,7 +26,8 @@ from dtrain.engine.feed.same_examples import (
     check_same_data,
 )
 from dtrain.engine.loops.loop import Call, CallSize, GroupCall, LastStep, current_loop
-from dtrain.interfaces.replica_layout import ReplicaLayout, layout_of
+from dtrain.interfaces.managed_strategy import layout_of
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.telemetry import events
 from dtrain.upstream import keras as upstream_keras
 

@@ -31,12 +31,12 @@ from dtrain.engine.execution.predict_function import OneReplicaPredict
 from dtrain.engine.execution.step_function import StepFunction
 from dtrain.engine.loops.loop import loop_of
 from dtrain.engine.loops.noted_function import NotedFunction
-from dtrain.engine.parameter_server.block_functions import AsynchronousFunction, AsynchronousPredict
 from dtrain.engine.step.eager_program import EagerProgram
 from dtrain.engine.step.own_steps import OwnSteps
 from dtrain.engine.step.partitioned_steps import PartitionedProgram, traced_as_one_device
 from dtrain.engine.step.steps import step_is_stock
-from dtrain.interfaces.replica_layout import ReplicaLayout, is_asynchronous, is_managed, layout_of
+from dtrain.interfaces.managed_strategy import is_managed, layout_of, managed
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.interfaces.scope_checks import check_left_out, check_model
 from dtrain.process_group.running_operations import operation
 from dtrain.task import channel
@@ -208,8 +208,8 @@ def make_function(original: Callable[..., Any], self: Any, step_function: Any) -
     layout = layout_of(self.distribute_strategy)
     if layout is not None:
         return StepFunction(self, layout, _program(self, layout, training=training), training=training)
-    if is_asynchronous(self.distribute_strategy):
-        return AsynchronousFunction(self, "train" if training else "test")
+    if (asynchronous := managed(self.distribute_strategy).asynchronous) is not None:
+        return asynchronous.step_function(self, training=training)
     return _noted(original(self, step_function), self, train=training)
 
 
@@ -219,8 +219,8 @@ def make_predict_function(original: Callable[..., Any], self: Any, force: bool =
     if self.predict_function is not None and not force:
         return self.predict_function
     layout = layout_of(self.distribute_strategy)
-    if is_asynchronous(self.distribute_strategy):
-        self.predict_function = AsynchronousPredict(self)
+    if (asynchronous := managed(self.distribute_strategy).asynchronous) is not None:
+        self.predict_function = asynchronous.predict_function(self)
     elif layout is not None and layout.replicas > 1:
         self.predict_function = _noted(PartitionedPredict(self, layout), self, train=False)
     else:

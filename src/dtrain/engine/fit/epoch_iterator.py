@@ -1,12 +1,11 @@
-"""The class of epoch iterators that Keras' trainer makes: over a data feed, or over the blocks of servers."""
+"""The class of epoch iterators that Keras' trainer makes: over a data feed, or that of parameter servers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from dtrain.engine.feed.data_feed import DataFeed
-from dtrain.engine.parameter_server.epochs import make_asynchronous_epochs
-from dtrain.interfaces.replica_layout import is_asynchronous
+from dtrain.interfaces.managed_strategy import managed
 from dtrain.upstream import keras_names
 from dtrain.upstream.reach import makes
 
@@ -19,8 +18,8 @@ def make_epoch_iterator(original: Any) -> Any:
         """Keras' epoch iterator, over the batches of a data feed."""
 
         def __new__(cls, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> Any:
-            return super().__new__(asynchronous if is_asynchronous(distribute_strategy) else cls)
+            engine = managed(distribute_strategy).asynchronous
+            return super().__new__(cls if engine is None else engine.epochs(EpochIterator))
 
-    asynchronous = make_asynchronous_epochs(EpochIterator)
     EpochIterator.__name__, EpochIterator.__qualname__ = original.__name__, original.__qualname__
     return EpochIterator

@@ -69,12 +69,13 @@ def _untested(strategy: Any, what: str, versions: str, names: list[str]) -> Unsu
 
 def _without_hook(strategy: Any) -> Any:
     """As `_trained`, without the strategy's gradient hook, which may change numbers on purpose."""
-    layout = strategy.dtrain_layout
-    strategy.dtrain_layout = dataclasses.replace(layout, gradient_hook=None)
+    engine = strategy.dtrain_managed
+    layout = engine.layout
+    engine.layout = dataclasses.replace(layout, gradient_hook=None)
     try:
         return _trained(strategy)
     finally:
-        strategy.dtrain_layout = layout
+        engine.layout = layout
 
 
 def _trained(strategy: Any) -> Any:

@@ -32,19 +32,13 @@ from dtrain.engine.callbacks.prepared_callbacks import (
 from dtrain.engine.callbacks.progress_bar import ProgressBar
 from dtrain.engine.execution.step_function import StepFunction
 from dtrain.engine.loops.loop import LocalState, Loop, loop_of
-from dtrain.engine.parameter_server.fit_arguments import prepare_fit, prepare_without_training
 from dtrain.engine.step.xla_rule import note_compiled
 from dtrain.engine.synchronisation.accumulation import MicroBatchSums, abandon, can_sum_locally
 from dtrain.engine.synchronisation.weight_averages import WeightAverages
 from dtrain.errors import ConfigurationError
 from dtrain.interfaces.dataset_parts import datasets_in_place
-from dtrain.interfaces.replica_layout import (
-    ReplicaLayout,
-    is_asynchronous,
-    is_managed,
-    layout_of,
-    waiting_clock,
-)
+from dtrain.interfaces.managed_strategy import is_managed, layout_of, managed
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.interfaces.scope_checks import check_model, check_scope, tensorflows_own_explained
 from dtrain.process_group.running_operations import current_operation, note_end_of_data, operation
 from dtrain.process_group.value_exchange import exchange
@@ -128,15 +122,15 @@ def _loop_of_fit(
     """Makes all that a `fit` needs, and changes its arguments in place. Every worker must call it."""
     given = arguments["callbacks"]
     callbacks = listed(given)
-    managed = is_managed(model.distribute_strategy)
+    is_dtrains = is_managed(model.distribute_strategy)
     # A `CallbackList` gets no callbacks of the engine's: it has its own bar and its own `History`.
     as_list = not isinstance(given, keras.callbacks.CallbackList)
-    if managed:
+    if is_dtrains:
         _check_counts(arguments)
         callbacks = expanded(callbacks, model, arguments) if as_list else callbacks
         check_model(model)
-    if is_asynchronous(model.distribute_strategy):
-        callbacks = prepare_fit(model, arguments, callbacks)
+    if (asynchronous := managed(model.distribute_strategy).asynchronous) is not None:
+        callbacks = asynchronous.prepare_fit(arguments, callbacks)
     if layout is not None:
         _check_batch(arguments, layout)
         arguments["verbose"] = _verbose(arguments["verbose"], layout)
@@ -146,7 +140,7 @@ def _loop_of_fit(
         callbacks = [*callbacks, agreement]
     elif layout is not None and layout.replicas > 1 and as_list:
         callbacks = [*callbacks, CopiesAfterEpochs(layout)]
-    if managed and as_list:
+    if is_dtrains and as_list:
         callbacks += [*_reports(arguments, callbacks, layout), report]
     training, validation = watched(callbacks, layout, "train", "test")
     local = LocalState()
@@ -210,8 +204,8 @@ def _evaluated_or_predicted(original: Callable[..., Any], self: Any, call: inspe
     call.apply_defaults()
     _check_counts(call.arguments)
     layout, every_batch = layout_of(self.distribute_strategy), True
-    if is_asynchronous(self.distribute_strategy):
-        prepare_without_training(call.arguments)
+    if (asynchronous := managed(self.distribute_strategy).asynchronous) is not None:
+        asynchronous.prepare_without_training(call.arguments)
     else:
         call.arguments["verbose"] = _verbose(call.arguments["verbose"], layout)
     if kind == "evaluate" or (layout is not None and layout.replicas == 1):
@@ -303,7 +297,7 @@ def epoch_logs(original: Callable[..., Any], self: Any, logs: Any) -> Any:
                 found = logs
             else:
                 alike = True
-    if alike and loop.kind == "fit" and waiting_clock(self.distribute_strategy) is not None:
+    if alike and loop.kind == "fit" and managed(self.distribute_strategy).waited is not None:
         running = current_operation()
         if running is not None and running.epoch > loop.first_epoch:
             return found  # `EpochAgreement` compares the data; dtrain's transports compare the operations

@@ -105,7 +105,7 @@ class Block:
     def entered(self) -> Iterator[None]:
         """Replaces the servers' variables by local copies inside the context, and then frees the copies."""
         plan, copies = self._setting.plan, [*self._copies, *self._held]
-        workers = self._setting.strategy.dtrain_layout.workers
+        workers = self._setting.strategy.dtrain_managed.layout.workers
         with variables_replaced([*plan.pulled, *plan.held], copies), block_workers.set(workers):
             yield
         for each in (*copies, self._clock, self._staleness, self._waited, *self._base.values()):
@@ -230,7 +230,7 @@ class Block:
         pushed = [(real[i].device, change) for i, change in zip(self._written, changes, strict=True)]
         with self._on_servers():
             devices = [_device(target) for target in targets]
-        hook = setting.strategy.dtrain_layout.gradient_hook
+        hook = setting.strategy.dtrain_managed.layout.gradient_hook
         hooked = [hook is not None and _is_dense_gradient(*each) for each in zip(grads, targets, strict=True)]
         sent = [
             hook.compress(tf.convert_to_tensor(grad), target) if through else grad

@@ -256,7 +256,7 @@ class EpochRun:
         # In a condition, as with a loss scale, nothing is counted before there is data; nor by XLA.
         later = isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or model.jit_compile
         later = later or bool(optimizer.gradient_accumulation_steps)
-        if model.distribute_strategy.dtrain_layout.workers == 1 and self._step.stock and not later:
+        if model.distribute_strategy.dtrain_managed.layout.workers == 1 and self._step.stock and not later:
             self.session.finish()
             upstream_keras.iterations_of(optimizer).assign_add(1)
 

@@ -99,7 +99,7 @@ class BlockProgram:
         self._strategy = strategy
         self._planner = StepPlanner(self.step, strategy)
         self._functions: dict[str, BlockFunction] = {}
-        self._wants_overlap = kind == "train" and strategy.dtrain_layout.overlap
+        self._wants_overlap = kind == "train" and strategy.dtrain_managed.layout.overlap
         self.turns: set[int] = set()
         self.setting: BlockSetting
 
@@ -124,7 +124,7 @@ class BlockProgram:
         return self._functions[key]
 
     def _setting_of(self, plan: StepPlan) -> BlockSetting:
-        layout, training = self._strategy.dtrain_layout, self.step.kind == "train"
+        layout, training = self._strategy.dtrain_managed.layout, self.step.kind == "train"
         alone = layout.workers == 1
         if self._wants_overlap and plan.obstacle is not None:
             self._wants_overlap = False  # warn once: the step is the same for batches of other specs

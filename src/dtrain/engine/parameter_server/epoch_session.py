@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
 from dtrain.engine.parameter_server.block_batches import BlockBuffer, BlockData, BlockReader, as_batch
 from dtrain.engine.parameter_server.block_program import BlockProgram
 from dtrain.engine.parameter_server.block_sizes import BlockSizes, Pace
@@ -37,7 +39,7 @@ class BlockSession:
     def __init__(
         self, program: BlockProgram, strategy: Any, pace: Pace, *, steps_a_call: int | None, total: int | None
     ) -> None:
-        layout = strategy.dtrain_layout
+        layout = strategy.dtrain_managed.layout
         self._program = program
         self._watched = steps_a_call is not None
         self._left = total
@@ -45,7 +47,9 @@ class BlockSession:
         self._buffer = BlockBuffer()
         self._round = 0
         self._begun = False
-        self.runner = BlockRunner(strategy.dtrain_coordinator(), workers=layout.workers, pace=pace)
+        # TensorFlow makes only one for a strategy.
+        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+        self.runner = BlockRunner(coordinator, workers=layout.workers, pace=pace)
         self.examples: int | None = None
 
     def add(self, batch: Any, spec: Any = None, *, alone: bool = False) -> None:

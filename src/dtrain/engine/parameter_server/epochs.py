@@ -6,6 +6,7 @@ They extend Keras' epoch iterators. They neither read batches nor run blocks.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,8 @@ from dtrain.engine.parameter_server.block_program import BlockTotals
 from dtrain.errors import DataError
 
 
-def make_asynchronous_epochs(base: Any) -> Any:
+@functools.cache
+def asynchronous_epochs(base: Any) -> Any:
     """Derives the class of epoch iterators for parameter servers from another class of epoch iterators."""
 
     class AsynchronousEpochs(base):  # type: ignore[misc]

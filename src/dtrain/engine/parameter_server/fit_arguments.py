@@ -13,6 +13,7 @@ import tensorflow as tf
 from dtrain.base.log import logger
 from dtrain.engine.loops.loop import current_loop
 from dtrain.errors import DataError
+from dtrain.interfaces.replica_layout import ServerLayout
 
 
 class StalenessReport(keras.callbacks.Callback):  # type: ignore[misc]
@@ -39,7 +40,7 @@ class StalenessReport(keras.callbacks.Callback):  # type: ignore[misc]
         )
 
 
-def prepare_fit(model: Any, arguments: dict[str, Any], callbacks: list[Any]) -> list[Any]:
+def prepare_fit(layout: ServerLayout, arguments: dict[str, Any], callbacks: list[Any]) -> list[Any]:
     """Changes the data in the arguments of `fit` in place.
 
     Returns:
@@ -48,7 +49,6 @@ def prepare_fit(model: Any, arguments: dict[str, Any], callbacks: list[Any]) -> 
     Raises:
         DataError: a function given as data returned no `tf.data.Dataset`.
     """
-    layout = model.distribute_strategy.dtrain_layout
     arguments["x"] = _dataset(arguments["x"], "x")
     arguments["validation_data"] = _dataset(arguments["validation_data"], "validation_data")
     reported = any(isinstance(callback, StalenessReport) for callback in callbacks)

@@ -11,23 +11,22 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.engine.parameter_server.exchange import Exchange
+from dtrain.engine.parameter_server.exchange import Exchange, Servers
 from dtrain.engine.variables.local_variable import variables_replaced
 from dtrain.engine.variables.split_variables import parts_of
-from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.tensorflow import underlying
 
 
-class Snapshots:
+class ServerSnapshots:
     """Reads all variables of a model and its optimizer at the same moment; can be used repeatedly.
 
     Args:
         model: a Keras model under a parameter-server strategy.
+        servers: the lock and clock of its servers.
     """
 
-    def __init__(self, model: Any) -> None:
-        servers = upstream_keras.strategy_of(model).dtrain_layout.servers
+    def __init__(self, model: Any, servers: Servers) -> None:
         optimizer = getattr(model, "optimizer", None)
         wanted = [*model.variables, *(optimizer.variables if optimizer is not None else [])]
         self._variables = [v for v in {id(v): v for v in wanted}.values() if _on_servers(v)]

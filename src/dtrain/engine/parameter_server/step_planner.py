@@ -91,7 +91,7 @@ class StepPlanner:
     def __init__(self, step: ModelStep, strategy: Any) -> None:
         self._step = step
         self._strategy = strategy
-        self._workers = strategy.dtrain_layout.workers
+        self._workers = strategy.dtrain_managed.layout.workers
         self._optimizers: list[Any] = []
         self._held: list[Any] = []
         self._pulled: list[Any] = []

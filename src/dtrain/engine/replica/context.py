@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import tensorflow as tf
 
 from dtrain.engine.replica.replica_reductions import all_reduced, gathered_rows
-from dtrain.interfaces.replica_layout import current_layout
+from dtrain.interfaces.managed_strategy import current_layout
 from dtrain.upstream import layer_calls
 
 Value = TypeVar("Value")

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.engine.replica.context import single_program
-from dtrain.interfaces.replica_layout import layout_of
+from dtrain.interfaces.managed_strategy import layout_of
 from dtrain.upstream import tensorflow_names
 from dtrain.upstream.reach import replaces
 

@@ -18,7 +18,7 @@ from dtrain.engine.replica.gradient_marks import gradient_marks
 from dtrain.engine.replica.row_gradients import Lookups
 from dtrain.engine.variables.split_variables import is_split, joined_gradient, parts_of
 from dtrain.errors import ConfigurationError, StepError
-from dtrain.interfaces.replica_layout import current_layout
+from dtrain.interfaces.managed_strategy import current_layout
 from dtrain.upstream import tensorflow_names
 from dtrain.upstream.reach import replaces
 from dtrain.upstream.tensorflow import underlying

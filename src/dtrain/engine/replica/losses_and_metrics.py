@@ -19,7 +19,7 @@ from dtrain.engine.replica import own_metrics
 from dtrain.engine.replica.context import all_reduce_sum, in_replica, reporting_one_replica
 from dtrain.engine.variables import host_writes
 from dtrain.errors import CompilationError
-from dtrain.interfaces.replica_layout import current_layout, layout_of
+from dtrain.interfaces.managed_strategy import current_layout, layout_of
 from dtrain.upstream import graph_functions, keras_names
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf

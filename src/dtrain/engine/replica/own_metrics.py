@@ -29,7 +29,7 @@ from dtrain.engine.replica.metric_trial import calls_are_additive, is_additive
 from dtrain.engine.replica.replica_calls import combined_on_read, without_row
 from dtrain.engine.replica.replica_reductions import as_floats, check_not_compiled
 from dtrain.errors import CompilationError, StepError
-from dtrain.interfaces.replica_layout import current_layout, layout_of
+from dtrain.interfaces.managed_strategy import current_layout, layout_of
 from dtrain.upstream import graph_functions
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf

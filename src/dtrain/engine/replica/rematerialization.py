@@ -18,7 +18,7 @@ import tensorflow as tf
 from dtrain.engine.batches.batch_rows import is_dense
 from dtrain.engine.replica.context import ThreadValue, current_block
 from dtrain.errors import ConfigurationError
-from dtrain.interfaces.replica_layout import current_layout
+from dtrain.interfaces.managed_strategy import current_layout
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names, layer_calls, tensorflow_names
 from dtrain.upstream import tensorflow as upstream_tf

@@ -40,7 +40,7 @@ from dtrain.engine.replica.context import (
 from dtrain.engine.replica.replica_attributes import PerReplicaAttributes, PerReplicaObjects
 from dtrain.engine.replica.replica_reductions import check_not_compiled
 from dtrain.engine.variables.local_variable import LocalVariable
-from dtrain.interfaces.replica_layout import is_asynchronous, layout_of
+from dtrain.interfaces.managed_strategy import is_asynchronous, layout_of
 from dtrain.upstream import graph_functions, keras_names, tensorflow_names
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf

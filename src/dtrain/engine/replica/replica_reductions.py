@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.errors import CompilationError
-from dtrain.interfaces.replica_layout import is_asynchronous, layout_of, reduction_groups, waiting_clock
+from dtrain.interfaces.managed_strategy import is_asynchronous, layout_of, managed
 from dtrain.upstream import servers, tensorflow_names
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.reach import on_objects
@@ -45,8 +45,8 @@ def as_floats(function: Callable[[Any], Any], value: Any) -> Any:
 def all_reduced(values: Any) -> Any:
     """The sums over all replicas of a nest of tensors and `tf.IndexedSlices`, the same on every replica.
 
-    All tensors of one dtype go into one all-reduce, or into those of `reduction_groups`. Must be called in a
-    replica.
+    All tensors of one dtype go into one all-reduce, or into those of the strategy's `reduction_groups`. Must
+    be called in a replica.
 
     Args:
         values: this replica's values.
@@ -71,7 +71,7 @@ def all_reduced(values: Any) -> Any:
         given = [tf.cast(flat[i], tf.int64) if narrow else flat[i] for i in alike]
         # TensorFlow returns no sum of a call before it has all of them: a weight whose gradient is in an
         # early group is updated while later groups are still sent.
-        for group in [range(len(given))] if sparse else reduction_groups(context.strategy, given):
+        for group in [range(len(given))] if sparse else managed(context.strategy).reduction_groups(given):
             totals = context.all_reduce(tf.distribute.ReduceOp.SUM, [given[i] for i in group])
             totals = [tf.cast(total, tf.int32) for total in totals] if narrow else totals
             reduced.update(zip((alike[i] for i in group), totals, strict=True))
@@ -140,6 +140,6 @@ def unmeasured_parts(model: Any, *, reading: bool) -> list[str]:
         strategy = model.distribute_strategy
         layout = layout_of(strategy)
         several = is_asynchronous(strategy) or (layout is not None and layout.workers > 1)
-        if several and waiting_clock(strategy) is None:
+        if several and managed(strategy).waited is None:
             found.append("communication")
     return found

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.interfaces.replica_layout import current_layout
+from dtrain.interfaces.managed_strategy import current_layout
 from dtrain.upstream import graph_functions
 
 BY_EXAMPLE = "by example"  # each slice belongs to one example: the replicas' slices are concatenated

@@ -16,9 +16,8 @@ from typing import Any
 
 from dtrain.base import safe_files
 from dtrain.base.log import logger
-from dtrain.engine.parameter_server.snapshot import Snapshots
 from dtrain.engine.saving.scratch import scratch_beside
-from dtrain.interfaces.replica_layout import is_asynchronous, layout_of
+from dtrain.interfaces.managed_strategy import layout_of, managed
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
 from dtrain.upstream.reach import on_objects, replaces
@@ -38,8 +37,9 @@ def save(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) 
     """A model's `save`, `save_weights` and `export`; a user's own may have other arguments than Keras'."""
     strategy = upstream_keras.strategy_of(self)
     # An export also traces the model; the other two only write the values of its variables.
-    if is_asynchronous(strategy) and original.__name__ != keras_names.MODEL_EXPORT.name:
-        with Snapshots(self).one():
+    asynchronous = managed(strategy).asynchronous
+    if asynchronous is not None and original.__name__ != keras_names.MODEL_EXPORT.name:
+        with asynchronous.snapshots(self).one():
             return original(self, *args, **kwargs)
     layout = layout_of(strategy)
     filepath: Any = kwargs.get("filepath", args[0] if args else None)

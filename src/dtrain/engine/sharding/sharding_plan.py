@@ -17,7 +17,8 @@ import tensorflow as tf
 
 from dtrain.engine.replica.context import all_reduce_sum, local_update, single_program
 from dtrain.errors import OperationMismatchError, PeerMissingError
-from dtrain.interfaces.replica_layout import ReplicaLayout, layout_of
+from dtrain.interfaces.managed_strategy import layout_of
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.partition.marks import of_owner
 from dtrain.process_group.value_exchange import exchange
 from dtrain.upstream import keras as upstream_keras

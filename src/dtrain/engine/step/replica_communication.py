@@ -16,7 +16,8 @@ from dtrain.engine.replica.context import all_reduce_sum, gather_examples
 from dtrain.engine.replica.gradient_marks import GradientMarks
 from dtrain.engine.replica.gradients import sum_gradients
 from dtrain.errors import StepError
-from dtrain.interfaces.replica_layout import ReplicaLayout, reduction_groups
+from dtrain.interfaces.managed_strategy import managed
+from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.partition.communication import Collectives, OneProcess, Parts
 from dtrain.upstream import tensorflow as upstream_tf
 
@@ -36,7 +37,7 @@ class StrategyCollectives(Collectives):
     """
 
     def __init__(self, strategy: Any, layout: ReplicaLayout, marks: GradientMarks) -> None:
-        calls = getattr(strategy.extended, "dtrain_calls", None)
+        calls = managed(strategy).calls
         processes = OneProcess() if calls is None else _WorkerCalls(calls)
         super().__init__(processes, tuple(strategy.extended.worker_devices))
         self._strategy = strategy
@@ -65,7 +66,7 @@ class StrategyCollectives(Collectives):
     def _in_buckets(self, parts: Parts) -> Parts:
         """Sums that workers make in several calls, each as soon as its values are there."""
         found: dict[int, Sequence[tf.Tensor]] = {}
-        for numbers in reduction_groups(self._strategy, [each[0] for each in parts]):
+        for numbers in managed(self._strategy).reduction_groups([each[0] for each in parts]):
             sums = super().sums([parts[number] for number in numbers], nested=False)
             found.update(zip(numbers, sums, strict=True))
         return [found[number] for number in range(len(parts))]

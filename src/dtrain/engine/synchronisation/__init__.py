@@ -1,1 +1,1 @@
-"""When replicas are made equal: after several micro-batches, or after several steps."""
+"""When replicas are made equal: at each update, after several micro-batches, or after several steps."""

@@ -13,7 +13,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.engine.parameter_server.server_updates import updating
 from dtrain.engine.replica.context import (
     current_block,
     local_update,
@@ -24,7 +23,7 @@ from dtrain.engine.replica.gradient_marks import gradient_marks
 from dtrain.engine.replica.gradients import averaged_optimizer, check_averaged, on_present, sum_gradients
 from dtrain.engine.replica.single_program import under_strategy
 from dtrain.engine.sharding.sharding_plan import broadcast_updates, plans
-from dtrain.interfaces.replica_layout import is_asynchronous, is_managed, layout_of
+from dtrain.interfaces.managed_strategy import is_asynchronous, is_managed, layout_of
 from dtrain.interfaces.scope_checks import check_optimizer_left_out, check_same_strategy
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
@@ -143,7 +142,7 @@ def _in_replica(
     strategy, targets = _checked(optimizer, variables)
     _build(optimizer, strategy, targets)
     found = sum_gradients(grads, targets)
-    if not strategy.dtrain_layout.central:
+    if not strategy.dtrain_managed.layout.central:
         with local_update():
             original(optimizer, found, variables)
         if plans:
@@ -167,7 +166,7 @@ def _across(
     """In the cross-replica context: every replica applies the same gradients, which the caller reduced."""
     strategy, targets = _checked(optimizer, variables)
     _build_now(optimizer, strategy, targets)
-    if strategy.dtrain_layout.central:
+    if strategy.dtrain_managed.layout.central:
         with local_update():
             return original(optimizer, grads, variables)
 
@@ -193,14 +192,10 @@ def _on_servers(
         _build_now(optimizer, strategy, targets)
 
     def once(distribution: Any, *merged: Any) -> None:
-        def update() -> None:
-            with local_update(), updating(optimizer):
-                original(optimizer, on_present(lambda _: merged, grads), variables)
+        def apply() -> None:
+            original(optimizer, on_present(lambda _: merged, grads), variables)
 
-        if tf.executing_eagerly():
-            update()
-        else:
-            strategy.dtrain_layout.servers.locked(update)
+        strategy.dtrain_managed.asynchronous.update(optimizer, apply)
 
     if inside and not tf.distribute.in_cross_replica_context():
         return _merge_call(once, grads)

@@ -1,1 +1,0 @@
-"""The update of the weights by Keras' own optimizers."""
