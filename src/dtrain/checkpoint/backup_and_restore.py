@@ -149,9 +149,9 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
                 f"The model {model.name!r} is not built, so its weights cannot be restored yet.",
                 hint="Start it with a keras.Input layer, or call it on a batch first.",
             )
-        found, epochs = self._newest(model)
-        if found is not None:
-            TrainingVariables(model).restore_weights(found.table, found.tensors)
+        checkpoint, epochs = self._newest(model)
+        if checkpoint is not None:
+            TrainingVariables(model).restore_weights(checkpoint.table, checkpoint.tensors)
         return epochs
 
     def epochs_done(self, model: Any) -> int:
@@ -163,8 +163,8 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
         layout = layout_of(upstream_keras.strategy_of(model)) or ReplicaLayout()
         folder = f"{self._folder()}/fit-0"
         check_no_link(folder, layout)
-        found = find_newest(folder, layout, find_group(folder, layout), is_state)
-        return found, 0 if found is None else int(found.worker(layout.worker)["epoch"])
+        checkpoint = find_newest(folder, layout, find_group(folder, layout), is_state)
+        return checkpoint, 0 if checkpoint is None else int(checkpoint.worker(layout.worker)["epoch"])
 
     def _folder(self) -> str:
         return storage_of(self.backup_dir).absolute(self.backup_dir)

@@ -77,9 +77,9 @@ class CallbackStates:
         for callback in self._callbacks:
             if only_history and not isinstance(callback, keras.callbacks.History):
                 continue
-            found = states.get(type(callback).__name__)
-            if found:
-                _restore(callback, found.pop(0))
+            remaining = states.get(type(callback).__name__)
+            if remaining:
+                _restore(callback, remaining.pop(0))
             else:
                 logger.info(
                     "The checkpoint holds no state of the callback %s: it starts from its initial state.",
@@ -93,7 +93,7 @@ class CallbackStates:
 
         Call it before any `on_train_begin`. Nothing changes if the number of CSV logs differs.
         """
-        logs = [each for each in self._callbacks if isinstance(each, keras.callbacks.CSVLogger)]
+        logs = [callback for callback in self._callbacks if isinstance(callback, keras.callbacks.CSVLogger)]
         lengths = [state["length"] for state in saved["states"] if "length" in state]
         if len(logs) == len(lengths):
             for callback, length in zip(logs, lengths, strict=True):
@@ -168,15 +168,15 @@ def _state(callback: Any, baseline: dict[str, bytes]) -> dict[str, Any]:
                 "can be saved.",
             )
         return {"own": own}
-    found = {name: value for name, value in _attributes(callback).items() if baseline.get(name) != value}
-    state: dict[str, Any] = {"attributes": found}
+    attributes = {name: value for name, value in _attributes(callback).items() if baseline.get(name) != value}
+    state: dict[str, Any] = {"attributes": attributes}
     # `monitor_op` is a function, so no plain data: Keras' callbacks choose it when they first compare.
     for name, op in _COMPARISONS.items():
         if getattr(callback, "monitor_op", None) is op:
             state["comparison"] = name
     if isinstance(callback, keras.callbacks.CSVLogger):
         # The file's size is the state; the callback finds out again whether a header is needed.
-        found.pop("append_header", None)
+        attributes.pop("append_header", None)
         path = Path(callback.filename)
         state["length"] = path.stat().st_size if path.is_file() else 0
     return state
@@ -198,13 +198,13 @@ def _restore(callback: Any, state: dict[str, Any]) -> None:
 def _history(history: Any, epoch: int | None, logs: dict[str, Any]) -> dict[str, Any]:
     """The state of a `History` after the epoch that has just ended."""
     epochs = list(getattr(history, "epoch", []))
-    found = {name: list(values) for name, values in getattr(history, "history", {}).items()}
+    metrics = {name: list(values) for name, values in getattr(history, "history", {}).items()}
     if epoch is not None and epoch not in epochs:
         epochs.append(epoch)
         for name, value in logs.items():
-            found.setdefault(name, []).append(value)
-    found = {name: [v if is_plain(v) else float(v) for v in values] for name, values in found.items()}
-    return {"epoch": epochs, "history": found}
+            metrics.setdefault(name, []).append(value)
+    metrics = {name: [v if is_plain(v) else float(v) for v in values] for name, values in metrics.items()}
+    return {"epoch": epochs, "history": metrics}
 
 
 def _cut(callback: Any, length: int) -> None:

@@ -97,15 +97,15 @@ class Checkpoints:
             CheckpointError: the checkpoint is of another model, optimizer or set of metrics, or the
                 checkpoints in the folder cannot be listed.
         """
-        found = self._folder.find(lambda state: isinstance(state.get("values"), dict))
-        if found is None:
+        checkpoint = self._folder.find(lambda state: isinstance(state.get("values"), dict))
+        if checkpoint is None:
             return None
-        self._folder.restore(found)
-        worker = found.worker(self._layout.worker)
+        self._folder.restore(checkpoint)
+        worker = checkpoint.worker(self._layout.worker)
         restore_generators(worker)
-        logger.info("Step %d is restored from %s.", found.step, found.path)
-        self._folder.report_to_launcher(found.step)
-        return {**worker["values"], "step": found.step}
+        logger.info("Step %d is restored from %s.", checkpoint.step, checkpoint.path)
+        self._folder.report_to_launcher(checkpoint.step)
+        return {**worker["values"], "step": checkpoint.step}
 
     def save(self, step: int, **values: Any) -> None:
         """Starts to write a checkpoint, after the previous one is written; every worker must call it.

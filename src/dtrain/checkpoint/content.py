@@ -71,10 +71,10 @@ class LoadedCheckpoint:
         problem = "it is missing"
         try:
             raw = self.tensors[key if key in self.tensors or not others else others[0]]
-            found = load_arrays(raw.numpy() if hasattr(raw, "numpy") else raw.item())
-            if isinstance(found, dict):
-                return found
-            problem = f"it is a {type(found).__name__}"
+            state = load_arrays(raw.numpy() if hasattr(raw, "numpy") else raw.item())
+            if isinstance(state, dict):
+                return state
+            problem = f"it is a {type(state).__name__}"
         except Exception as error:  # unpickling raises anything for bytes that were changed
             problem = f"{type(error).__name__}: {error}"
         raise CheckpointError(
@@ -164,7 +164,7 @@ def find_newest(
     # If two attempts wrote a checkpoint of the same step and serial, the later one is used.
     problem = ""
     try:
-        mine = {(each.step, each.serial): each for each in reversed(committed(folder))}
+        mine = {(stored.step, stored.serial): stored for stored in reversed(committed(folder))}
     except (CheckpointError, tf.errors.OpError, OSError) as error:
         mine, problem = {}, str(error)
     found_problem = next(filter(None, exchange(layout, problem)), "")
@@ -180,12 +180,12 @@ def find_newest(
             "No checkpoint in %s is complete for all workers: training starts from the beginning.", folder
         )
     for name in sorted(common, reverse=True):
-        found, problem = _read(mine[name], layout.worker, check)
+        checkpoint, problem = _read(mine[name], layout.worker, check)
         problems = exchange(layout, problem)
         if not any(problems):
-            if found is not None and layout.worker == 0:
-                _warn_of_other_sums(found, layout)
-            return found
+            if checkpoint is not None and layout.worker == 0:
+                _warn_of_other_sums(checkpoint, layout)
+            return checkpoint
         if group.leads:
             logger.warning(
                 "%s The previous checkpoint is used instead.",
@@ -216,15 +216,15 @@ def _read(
         _check_notes(checkpoint)
         for share in range(checkpoint.writers):
             tensors.update(read_share(checkpoint, share))
-        found = _loaded(checkpoint, tensors)
-        state = found.worker(worker)
-        if not (_has_tensors_of(found.table, tensors) and _has_generators(state)):
+        loaded = _loaded(checkpoint, tensors)
+        state = loaded.worker(worker)
+        if not (_has_tensors_of(loaded.table, tensors) and _has_generators(state)):
             raise _wrong(checkpoint, "its tensors are not those that it lists")
         if check is not None and not check(state):
             raise _wrong(checkpoint, "the state of a worker is not that of such a training")
     except CheckpointError as error:
         return None, error.message
-    return found, ""
+    return loaded, ""
 
 
 def _check_notes(checkpoint: StoredCheckpoint) -> None:
@@ -293,6 +293,6 @@ def _loaded(checkpoint: StoredCheckpoint, tensors: dict[str, Any]) -> LoadedChec
         program=notes.get("program"),
         boundary=notes["boundary"],
         finished=notes["finished"],
-        table=[Entry.from_list(each) for each in notes["variables"]],
+        table=[Entry.from_list(entry) for entry in notes["variables"]],
         tensors=tensors,
     )

@@ -105,11 +105,11 @@ class SaveCoordinator:
         # A single worker need not wait for others, so it decides at every step.
         steps = 1 if self._layout.workers == 1 else max(1, int(_INTERVAL / proposals[0].step_seconds))
         self._next = total + steps
-        noted = next((each.notice for each in proposals if each.notice), "")
+        noted = next((proposal.notice for proposal in proposals if proposal.notice), "")
         if noted:
             return SaveDecision(save=True, notice=noted)
         due = proposals[0].due or period != self._saved_period
-        busy = any(each.busy for each in proposals)
+        busy = any(proposal.busy for proposal in proposals)
         return SaveDecision(save=due and not busy, late=due and busy)
 
     def max_steps(self, total: int) -> int | None:

@@ -70,10 +70,12 @@ class FolderLock:
             problem, hint = error.message, error.hint
         if problem:
             self._path = None
-        found, hint = next((each for each in exchange(layout, (problem, hint)) if each[0]), ("", ""))
-        if found:
+        reported_problem, hint = next(
+            (report for report in exchange(layout, (problem, hint)) if report[0]), ("", "")
+        )
+        if reported_problem:
             self.release()
-            raise CheckpointError(found, hint=hint)
+            raise CheckpointError(reported_problem, hint=hint)
 
     def check(self) -> None:
         """Checks that no later attempt has taken the folder over.
@@ -185,8 +187,8 @@ def _unlock(path: str, *, delete: bool) -> None:
 
 def _is_file(path: str, descriptor: int) -> bool:
     """Whether a path leads to an open file; an error of the system is raised."""
-    found, own = os.lstat(path), os.fstat(descriptor)
-    return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
+    at_path, own = os.lstat(path), os.fstat(descriptor)
+    return (at_path.st_dev, at_path.st_ino) == (own.st_dev, own.st_ino)
 
 
 def _holds(path: str) -> bool:
@@ -196,9 +198,9 @@ def _holds(path: str) -> bool:
             return True  # files cannot be locked here
         try:
             now = pause_watch().tick()
-            found = _is_file(path, _held[path][0])
-            _seen[path] = now if found else _seen[path]
-            return found
+            held = _is_file(path, _held[path][0])
+            _seen[path] = now if held else _seen[path]
+            return held
         except FileNotFoundError:
             # While this process was stopped, a later attempt may have ended and deleted the whole folder.
             return not pause_watch().was_paused(_seen[path]) and _lock_again(path)
@@ -224,17 +226,17 @@ def _lock_again(path: str) -> bool:
 def _of_earlier_attempt(path: str) -> bool:
     """Whether the lock is that of an earlier attempt of this job: the launcher has replaced its process."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        found: dict[str, Any] = safe_files.read_json(path, _MOST_BYTES)
+        record: dict[str, Any] = safe_files.read_json(path, _MOST_BYTES)
         job = settings.restarted_job()
-        mine = job is not None and found["job"] == job
-        return mine and is_count(found["attempt"]) and found["attempt"] < settings.attempt()
+        mine = job is not None and record["job"] == job
+        return mine and is_count(record["attempt"]) and record["attempt"] < settings.attempt()
     return False
 
 
 def _owner(path: str) -> str:
     """Describes the process that holds the lock."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, OverflowError):
-        found: dict[str, Any] = safe_files.read_json(path, _MOST_BYTES)
-        since = datetime.fromtimestamp(float(found["since"])).strftime("%Y-%m-%d %H:%M:%S")
-        return f"process {int(found['pid'])} on {str(found['host'])[:100]!r}, since {since}"
+        record: dict[str, Any] = safe_files.read_json(path, _MOST_BYTES)
+        since = datetime.fromtimestamp(float(record["since"])).strftime("%Y-%m-%d %H:%M:%S")
+        return f"process {int(record['pid'])} on {str(record['host'])[:100]!r}, since {since}"
     return "another process"

@@ -47,8 +47,8 @@ class CheckpointName(NamedTuple):
 
 def parse_name(directory: str) -> CheckpointName | None:
     """Parses the name of a directory; returns None if it is not a checkpoint's."""
-    found = _DIRECTORY.fullmatch(directory)
-    return CheckpointName(int(found[1]), int(found[2]), found[3]) if found else None
+    match = _DIRECTORY.fullmatch(directory)
+    return CheckpointName(int(match[1]), int(match[2]), match[3]) if match else None
 
 
 def share_prefix(share: int, writers: int) -> str:

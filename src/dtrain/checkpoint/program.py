@@ -116,7 +116,7 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         return _plain(value.item())
     return type(value).__name__

@@ -63,8 +63,8 @@ def is_state(state: Mapping[str, Any]) -> bool:
         and isinstance(state.get("stopped"), bool)
         and isinstance(position, dict)
         and all(isinstance(position.get(name), dict) for name in ("place", "source", "data"))
-        and {*position["place"]} == {each.name for each in fields(DataPosition)}
-        and all(_FORMS[str(each.type)](position["place"][each.name]) for each in fields(DataPosition))
+        and {*position["place"]} == {field.name for field in fields(DataPosition)}
+        and all(_FORMS[str(field.type)](position["place"][field.name]) for field in fields(DataPosition))
         and isinstance(findings, dict)
         and all(isinstance(findings.get(name, ""), dict | None) for name in ("train", "test"))
         and isinstance(callbacks, dict)
@@ -153,21 +153,21 @@ class Restoration(NewTraining):
         self._callbacks.prepare_logs(self._worker["callbacks"])
         first = max(self.epoch, self._epochs) if self.trained else self.epoch
         upstream_keras.set_first_epoch(self._model, first)
-        same = self._found.workers == self._layout.workers
-        logger.log(logging.INFO if same else logging.WARNING, "%s", self._summary())
+        same_workers = self._found.workers == self._layout.workers
+        logger.log(logging.INFO if same_workers else logging.WARNING, "%s", self._summary())
 
     def _summary(self) -> str:
-        found = self._found
+        checkpoint = self._found
         if self.trained:
             return f"The training in {self._folder.path} is complete: nothing is left to do."
         place = f"epoch {self.epoch + 1} of {self._epochs}"
         if self.done:
             place += f", after {self.done} of its steps"
-        line = f"Training resumes in {place} ({found.step} steps in all), from {found.path}."
-        if found.workers != self._layout.workers:
+        line = f"Training resumes in {place} ({checkpoint.step} steps in all), from {checkpoint.path}."
+        if checkpoint.workers != self._layout.workers:
             line += (
-                f" It was written by {found.workers} workers; now there are {self._layout.workers}, with the "
-                "same global batches: each worker's part of them has a different size."
+                f" It was written by {checkpoint.workers} workers; now there are {self._layout.workers}, "
+                "with the same global batches: each worker's part of them has a different size."
             )
         return line
 

@@ -217,17 +217,17 @@ class BackupSession:
         self._folder.report_to_launcher(self._total if isinstance(begun, Restoration) else -1)
 
     def _find(self) -> NewTraining:
-        found = self._folder.find(is_state)
-        if found is None:
+        checkpoint = self._folder.find(is_state)
+        if checkpoint is None:
             return NewTraining()
-        if found.finished and self._plan.delete and found.job != settings.restarted_job():
+        if checkpoint.finished and self._plan.delete and checkpoint.job != settings.restarted_job():
             # A complete training of another job, whose launcher was killed before it deleted the checkpoints.
             exchange(self._layout, None)
             if self._folder.leads:
                 remove_all(self._plan.folder)
             return NewTraining()
         return Restoration(
-            found,
+            checkpoint,
             self._folder,
             self._layout,
             model=self._model,

@@ -238,16 +238,16 @@ class CheckpointStore:
         return share
 
     def _wait_for_others(self, path: str, patience: float) -> list[dict[str, dict[str, int]]]:
-        found: dict[int, dict[str, dict[str, int]]] = {}
+        shares: dict[int, dict[str, dict[str, int]]] = {}
         deadline = time.monotonic() + patience
         pause = _FIRST_PAUSE
         while True:
             for writer in range(1, self._writers):
-                if writer not in found and (share := self._share_of(writer, path)) is not None:
-                    found[writer] = share
-            missing = [writer for writer in range(1, self._writers) if writer not in found]
+                if writer not in shares and (share := self._share_of(writer, path)) is not None:
+                    shares[writer] = share
+            missing = [writer for writer in range(1, self._writers) if writer not in shares]
             if not missing:
-                return [found[writer] for writer in range(1, self._writers)]
+                return [shares[writer] for writer in range(1, self._writers)]
             if not self._storage.exists(join(path, layout.whole_marker(0, self._writers))):
                 raise CheckpointError(f"{path} has vanished")
             if self._closing.is_set() or time.monotonic() > deadline:

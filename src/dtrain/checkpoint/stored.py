@@ -58,7 +58,7 @@ def committed(directory: str) -> list[StoredCheckpoint]:
     """
     import tensorflow as tf
 
-    found = []
+    checkpoints = []
     try:
         names = _names(directory)
     except (OSError, tf.errors.OpError) as error:
@@ -70,10 +70,14 @@ def committed(directory: str) -> list[StoredCheckpoint]:
         path = join(directory, str(name))
         if storage_of(path).exists(join(path, layout.COMMITTED)):
             try:
-                found.append(_read_commit(path))
+                checkpoints.append(_read_commit(path))
             except CheckpointError as error:
                 _report(path, error.message)
-    return sorted(found, key=lambda each: (each.step, each.serial, each.time), reverse=True)
+    return sorted(
+        checkpoints,
+        key=lambda checkpoint: (checkpoint.step, checkpoint.serial, checkpoint.time),
+        reverse=True,
+    )
 
 
 def read_share(checkpoint: StoredCheckpoint, share: int) -> dict[str, Any]:
@@ -165,7 +169,10 @@ def prune(directory: str, newest: layout.CheckpointName, keep: int) -> None:
         newest: the checkpoint that was just committed; it is always kept.
         keep: how many checkpoints to keep.
     """
-    whole = {layout.CheckpointName(each.step, each.serial, each.token): each for each in committed(directory)}
+    whole = {
+        layout.CheckpointName(checkpoint.step, checkpoint.serial, checkpoint.token): checkpoint
+        for checkpoint in committed(directory)
+    }
     own = [name for name in whole if name.token == newest.token] or [newest]
     rest = sorted((name for name in whole if name != newest), reverse=True)
     rest.sort(key=lambda name: 0 if name.token == newest.token else 1 if name < min(own) else 2)
@@ -184,14 +191,14 @@ def one_line(error: BaseException) -> str:
 def _names(directory: str) -> list[layout.CheckpointName]:
     """The names of checkpoints, complete or not. A link is left out: it leads to files of somebody else."""
     storage = storage_of(directory)
-    found = []
+    names = []
     for name in map(layout.parse_name, storage.names(directory)):
         path = join(directory, str(name))
         if name is not None and not storage.is_link(path):
-            found.append(name)
+            names.append(name)
         elif name is not None:
             _report(path, "it is a symbolic link, so it is neither read nor deleted.")
-    return found
+    return names
 
 
 def _read_commit(path: str) -> StoredCheckpoint:
@@ -236,13 +243,13 @@ def check_sizes(path: str, expected: Any, prefix: str) -> None:
     """
     if not isinstance(expected, dict) or (expected and {*expected} != {*layout.tensor_files(prefix)}):
         raise CheckpointError(f"{path} has a marker that does not describe {prefix}.", hint=_HINT)
-    for name, facts in expected.items():
-        if not (isinstance(facts, dict) and is_count(facts.get("size"))):
+    for name, metadata in expected.items():
+        if not (isinstance(metadata, dict) and is_count(metadata.get("size"))):
             raise CheckpointError(f"{path} has a marker that does not describe {prefix}.", hint=_HINT)
         size = storage_of(path).size(join(path, name))
-        if size != facts["size"]:
+        if size != metadata["size"]:
             raise CheckpointError(
-                f"{join(path, name)} has {size} bytes; {facts['size']} were written.", hint=_HINT
+                f"{join(path, name)} has {size} bytes; {metadata['size']} were written.", hint=_HINT
             )
 
 
@@ -250,8 +257,8 @@ def _check_files(path: str, expected: Mapping[str, Mapping[str, int]], prefix: s
     check_sizes(path, expected, prefix)
     # Only the index has a checksum here; it contains one for each tensor in the data.
     index = layout.tensor_files(prefix)[0]
-    found = storage_of(path).read_at_most(join(path, index), layout.MOST_BYTES)
-    if layout.checksum(found) != expected[index].get("checksum"):
+    content = storage_of(path).read_at_most(join(path, index), layout.MOST_BYTES)
+    if layout.checksum(content) != expected[index].get("checksum"):
         raise CheckpointError(f"{join(path, index)} was changed: its checksum is wrong.", hint=_HINT)
 
 

@@ -100,7 +100,7 @@ def read(content: Any, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Raises:
         ValueError: a checksum is wrong, or a tensor is not as described; the message names the tensor.
     """
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     everything, at = memoryview(content).cast("B"), 0
     for entry in entries:
         part = everything[at : at + entry["size"]]
@@ -108,10 +108,10 @@ def read(content: Any, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if len(part) != entry["size"] or zlib.crc32(part) != entry["checksum"]:
             raise ValueError(f"the checksum of {entry['name']} is wrong")
         try:
-            found[entry["name"]] = _tensor_of(part, entry["dtype"], entry["shape"])
+            tensors[entry["name"]] = _tensor_of(part, entry["dtype"], entry["shape"])
         except Exception as error:  # of a wrong dtype or shape, or of bytes that are no tensor
             raise ValueError(f"{entry['name']} cannot be read: {type(error).__name__}: {error}") from error
-    return found
+    return tensors
 
 
 def _bytes_of(tensor: Any) -> memoryview:

@@ -79,7 +79,7 @@ class TrainingVariables:
         self._variables = _unique(model, self._optimizer, metrics)
         inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
         accumulators = [] if inner is None else upstream_keras.accumulators_of(inner)
-        self._accumulators = {id(underlying(each)) for each in accumulators}
+        self._accumulators = {id(underlying(accumulator)) for accumulator in accumulators}
         self._owners: dict[int, list[int]] = {}  # the writer of each variable, by the number of writers
 
     def table(self) -> list[Entry]:
@@ -102,19 +102,19 @@ class TrainingVariables:
                 return {
                     f"{_COMMON}/{i}": tf.convert_to_tensor(v.value) for i, v in enumerate(self._variables)
                 }
-        found = {}
+        tensors = {}
         for i, owner in enumerate(self._writers(writers)):
             variable = self._variables[i]
             if self._apart(variable):
                 for replica, part in self._parts(variable):
-                    found[f"{_OWN}/{i}/{replica}"] = part.value()
+                    tensors[f"{_OWN}/{i}/{replica}"] = part.value()
             elif (holder := owner_of(self._optimizer, variable)) is not None:
                 # Sharded optimizer state: the replica that holds a variable writes it.
                 if self._is_here(holder):
-                    found[f"{_COMMON}/{i}"] = _first(variable).value()
+                    tensors[f"{_COMMON}/{i}"] = _first(variable).value()
             elif owner == writer:
-                found[f"{_COMMON}/{i}"] = _first(variable).value()
-        return found
+                tensors[f"{_COMMON}/{i}"] = _first(variable).value()
+        return tensors
 
     def check(self, table: Sequence[Entry], count: int | None = None) -> None:
         """Compares the variables, or the first `count`, with a checkpoint's table: number, shapes, dtypes.
@@ -183,15 +183,15 @@ class TrainingVariables:
     # --- what kind of variable it is
 
     def _apart(self, variable: Any) -> str:
-        found = underlying(variable)
-        if not isinstance(found, tf.distribute.DistributedValues):
+        tf_variable = underlying(variable)
+        if not isinstance(tf_variable, tf.distribute.DistributedValues):
             return ""
-        if id(found) in self._accumulators:
+        if id(tf_variable) in self._accumulators:
             return "sum" if self._local().apart else ""
-        if getattr(found, "synchronization", None) != tf.VariableSynchronization.ON_READ:
+        if getattr(tf_variable, "synchronization", None) != tf.VariableSynchronization.ON_READ:
             return ""
         kinds = {aggregation: kind for kind, aggregation in AGGREGATIONS.items()}
-        return kinds.get(found.aggregation, "first")
+        return kinds.get(tf_variable.aggregation, "first")
 
     def _local(self) -> LocalState:
         mine = self._optimizer is getattr(self._model, "optimizer", None)
@@ -218,9 +218,9 @@ class TrainingVariables:
         if holder is not None and not self._is_here(holder):
             return
         value = _required(tensors, f"{_COMMON}/{number}", _name(variable))
-        found = underlying(variable)
-        if not isinstance(found, tf.distribute.DistributedValues):
-            found.assign(value)
+        tf_variable = underlying(variable)
+        if not isinstance(tf_variable, tf.distribute.DistributedValues):
+            tf_variable.assign(value)
             return
         apart = holds_parts(variable)  # one device wrote the whole: replica 0 gets it, the others get zeros
         for replica, part in {id(part): (replica, part) for replica, part in self._parts(variable)}.values():
@@ -276,10 +276,10 @@ def _plain(variables: Sequence[Any]) -> list[Any]:
 
 
 def _first(variable: Any) -> Any:
-    found = underlying(variable)
-    if isinstance(found, tf.distribute.DistributedValues):
-        return found.values[0]
-    return found
+    tf_variable = underlying(variable)
+    if isinstance(tf_variable, tf.distribute.DistributedValues):
+        return tf_variable.values[0]
+    return tf_variable
 
 
 def _name(variable: Any) -> str:

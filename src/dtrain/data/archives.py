@@ -111,30 +111,31 @@ class _Header(tarfile.TarInfo):
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        found = super().frombuf(buf, encoding, errors)
-        if found.size < 0:
-            raise tarfile.ReadError(f"a header says that {found.size} bytes follow")
-        return found
+        header = super().frombuf(buf, encoding, errors)
+        if header.size < 0:
+            raise tarfile.ReadError(f"a header says that {header.size} bytes follow")
+        return header
 
 
 def _members(path: Path, tar: tarfile.TarFile, metered: _Metered) -> list[tarfile.TarInfo]:
     """List the entries of an archive; an error if the archive exceeds the limits."""
-    found: list[tarfile.TarInfo] = []
+    members: list[tarfile.TarInfo] = []
     names = end = 0
     while (member := tar.next()) is not None:
-        found.append(member)
+        members.append(member)
         names += len(member.name) + len(member.linkname) + sum(map(len, member.pax_headers.values()))
         # `offset` is where `tarfile` looks for the next header: it must come after this entry.
         if member.size < 0 or tar.offset <= end:
-            raise tarfile.ReadError(f"the header of entry {len(found)} leads backwards")
+            raise tarfile.ReadError(f"the header of entry {len(members)} leads backwards")
         end, metered.left = tar.offset, _LONGEST_HEADER
         if member.size > LARGEST:
             raise too_large(f"{cleaned(member.name)} in {path} has {member.size >> 20} MiB")
-        if end > MOST_BYTES or len(found) > _MOST_MEMBERS or names > _MOST_NAMES:
+        if end > MOST_BYTES or len(members) > _MOST_MEMBERS or names > _MOST_NAMES:
             raise too_large(
-                f"{path} holds more than {len(found) - 1} entries and {end >> 20} MiB once it is decompressed"
+                f"{path} holds more than {len(members) - 1} entries and {end >> 20} MiB once it is "
+                "decompressed"
             )
-    return found
+    return members
 
 
 def too_large(what: str) -> DataError:
@@ -172,7 +173,7 @@ class Archive:
         wanted = list(names)
         contents: dict[str, bytes] = {}
         # Seeking backwards in a compressed file decompresses it from its start: read in the archive's order.
-        for name in sorted(wanted, key=lambda each: self._members[each].offset_data):
+        for name in sorted(wanted, key=lambda name: self._members[name].offset_data):
             self._metered.left = self._members[name].size + _LONGEST_HEADER
             with _damage_reported(self._path):
                 file = self._tar.extractfile(self._members[name])

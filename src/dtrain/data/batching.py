@@ -112,7 +112,9 @@ class TableBatches:
         batches = batched(
             examples, self._slots * self._layout.local_replicas, dense=self._padding is not None
         )
-        return batches.map(unconverted(lambda batch, each: _given(self._gathered(batch, each), whole)))
+        return batches.map(
+            unconverted(lambda batch, step_info: _given(self._gathered(batch, step_info), whole))
+        )
 
     def _fetched(self, epoch: Any, step: Any) -> Any:
         """The parts of a step, fetched as one batch (no `prepare`, no `augment`)."""
@@ -132,8 +134,8 @@ class TableBatches:
         widths = tf.zeros([1], tf.int64)
         if self._padding is not None and self._padding.leaves:
             widths = self._widths(epoch, at)
-        each = tf.repeat(tf.concat([[epoch, step], widths], axis=0)[None], count, axis=0)
-        return self._table.fetch(indices), seeds, each
+        step_info = tf.repeat(tf.concat([[epoch, step], widths], axis=0)[None], count, axis=0)
+        return self._table.fetch(indices), seeds, step_info
 
     def _example(self, raw: Any, seed: Any, each: Any) -> Any:
         example = self._stages.applied(raw, seed)
@@ -254,7 +256,7 @@ class StreamBatches:
         """
         batches = self.dataset(epochs, first_step)
         spec = batches.element_spec
-        workers = [rows_of_worker(total, replace(layout, worker=each)) for each in range(layout.workers)]
+        workers = [rows_of_worker(total, replace(layout, worker=worker)) for worker in range(layout.workers)]
         sizes = tf.reshape(part_sizes(workers, layout.local_replicas), [-1])
 
         def one(*batch: Any) -> Any:

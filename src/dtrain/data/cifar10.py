@@ -112,16 +112,16 @@ def _joined(files: Archive, names: list[str], path: Path, limit: int | None) -> 
 
 def _batch_files(names: list[str], path: Path) -> tuple[list[str], list[str]]:
     """The names of the training batches, in order, and of the test batch."""
-    found = [(match, name) for name in names if (match := _BATCH_FILE.fullmatch(name.rpartition("/")[2]))]
-    train = sorted((name for match, name in found if match[2]), key=lambda name: by_number(Path(name).name))
-    test = [name for match, name in found if not match[2]]
+    matches = [(match, name) for name in names if (match := _BATCH_FILE.fullmatch(name.rpartition("/")[2]))]
+    train = sorted((name for match, name in matches if match[2]), key=lambda name: by_number(Path(name).name))
+    test = [name for match, name in matches if not match[2]]
     if not train or not test:
         lacking = "training batches (data_batch_1, ...)" if not train else "test batch (test_batch)"
         raise DataError(
             f"{path} has no CIFAR-10 {lacking}; it holds {listing(names)}.",
             hint=f"The archive must have the layout of {_PUBLISHED.url}.",
         )
-    numbers = [int(match[2]) for match, _ in found if match[2]]
+    numbers = [int(match[2]) for match, _ in matches if match[2]]
     if sorted(numbers) != list(range(1, len(numbers) + 1)) or len(test) > 1:
         raise DataError(
             f"{path} should hold the batches 1, 2, ... and one of test, each once; it holds "
@@ -163,6 +163,6 @@ def _pickled_batch(raw: bytes, where: str) -> tuple[NDArray[Any], NDArray[np.int
 
 def _array(field: Any) -> NDArray[Any]:
     """A field as an array. A list may hold integers only: nested lists could make an array of any size."""
-    if isinstance(field, list) and not all(isinstance(each, int | np.integer) for each in field):
+    if isinstance(field, list) and not all(isinstance(item, int | np.integer) for item in field):
         raise ValueError("it holds a list of something else than whole numbers")
     return np.asarray(field)

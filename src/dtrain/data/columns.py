@@ -60,9 +60,9 @@ def columns_of(source: Any) -> Any:
         raise DataError("The source has no arrays.", hint="give arrays, such as (images, labels)")
     lengths = {name: column.examples for name, column in named}
     if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{name}: {length}" for name, length in lengths.items())
+        listed = ", ".join(f"{name}: {length}" for name, length in lengths.items())
         raise DataError(
-            f"The arrays of the source have different lengths ({found}).",
+            f"The arrays of the source have different lengths ({listed}).",
             hint="each needs one row for each example, in the same order",
         )
     if named[0][1].examples == 0:

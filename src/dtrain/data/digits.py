@@ -116,12 +116,12 @@ def _split(source: Examples, held: int, seed: int) -> tuple[Examples, Examples]:
 def _shares(counts: NDArray[np.int64], size: int, draw: np.random.RandomState) -> NDArray[np.int64]:
     """How many examples of each label to draw: in proportion to `counts`, rounded to sum to `size`."""
     exact = counts / counts.sum() * size
-    found = np.floor(exact)
-    rests = exact - found
+    shares = np.floor(exact)
+    rests = exact - shares
     for rest in np.unique(rests)[::-1]:
-        missing = int(size - found.sum())
+        missing = int(size - shares.sum())
         if missing <= 0:
             break
         equal = np.flatnonzero(rests == rest)
-        found[draw.choice(equal, size=min(len(equal), missing), replace=False)] += 1
-    return found.astype(np.int64)
+        shares[draw.choice(equal, size=min(len(equal), missing), replace=False)] += 1
+    return shares.astype(np.int64)

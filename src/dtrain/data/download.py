@@ -48,10 +48,10 @@ def download(title: str, url: str, sha256: str, target: Path) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".download-", dir=target.parent) as folder, _silence_ends():
-            found = keras.utils.get_file(
+            downloaded = keras.utils.get_file(
                 target.name, url, cache_dir=folder, file_hash=sha256, hash_algorithm="sha256"
             )
-            Path(found).replace(target)
+            Path(downloaded).replace(target)
     except ValueError as error:  # get_file's, for another sum
         raise DataError(
             f"The file at {url} is not the published one of {title}: its SHA-256 sum is not {sha256}.",

@@ -104,19 +104,19 @@ def _reviews(names: list[str], path: Path) -> dict[str, list[tuple[str, int]]]:
         # Some systems add hidden files, whose names begin with a dot, to archives.
         if where in files and file.endswith(".txt") and not file.startswith("."):
             files[where].append(name)
-    for where, found in files.items():
-        if not found:
+    for where, paths in files.items():
+        if not paths:
             raise DataError(
                 f"{path} has no reviews in {'/'.join(where)}; it holds {listing(names)}.",
                 hint="The published archive is laid out as aclImdb/{train,test}/{neg,pos}/*.txt.",
             )
-        found.sort(key=lambda name: by_number(name.rpartition("/")[2]))
+        paths.sort(key=lambda name: by_number(name.rpartition("/")[2]))
     return {part: _in_turn([files[part, kind] for kind in _CLASSES]) for part in _PARTS}
 
 
 def _in_turn(classes: Sequence[list[str]]) -> list[tuple[str, int]]:
     rounds = zip_longest(*classes)
-    return [(name, label) for each in rounds for label, name in enumerate(each) if name is not None]
+    return [(name, label) for names in rounds for label, name in enumerate(names) if name is not None]
 
 
 def _part(files: Archive, wanted: list[tuple[str, int]], encoding: str, path: Path) -> Texts:

@@ -331,7 +331,7 @@ class Pipeline:
         Raises:
             DataError: the workers' pipelines differ.
         """
-        same = {
+        compared = {
             "the number of examples": self.examples,
             "batch": self.batch,
             "seed": self._seed,
@@ -341,13 +341,13 @@ class Pipeline:
             "the examples of each file": self._source.counts,
             "the epoch that comes next": counter.next,
         }
-        everyone = exchange(layout, (same, mine))
-        for what in same:
-            found = [theirs.get(what) for theirs, _ in everyone]
-            if any(value != found[0] for value in found):
-                each = "; ".join(f"worker {worker}: {value}" for worker, value in enumerate(found))
+        everyone = exchange(layout, (compared, mine))
+        for setting in compared:
+            values = [settings.get(setting) for settings, _ in everyone]
+            if any(value != values[0] for value in values):
+                listed = "; ".join(f"worker {worker}: {value}" for worker, value in enumerate(values))
                 raise DataError(
-                    f"The workers' pipelines differ in {what} ({each}).",
+                    f"The workers' pipelines differ in {setting} ({listed}).",
                     hint="make the same pipeline in every worker, and iterate over it equally often",
                 )
         return [count for _, count in everyone]

@@ -73,22 +73,22 @@ def locate(
         whole_number(limit, "limit", 1)
     folders = usual_folders() if path is None else [Path(path).expanduser()]
     places = [folder / name for folder in folders for name in (published.name, *published.names_in_keras)]
-    found = next((place for place in (*folders, *places) if place.is_file()), None)
-    if found is None and may_download:
-        found = folders[0] if folders[0].name == published.name else folders[0] / published.name
-        download(published.title, published.url, published.sha256, found)
-    if found is None:
+    archive = next((place for place in (*folders, *places) if place.is_file()), None)
+    if archive is None and may_download:
+        archive = folders[0] if folders[0].name == published.name else folders[0] / published.name
+        download(published.title, published.url, published.sha256, archive)
+    if archive is None:
         raise _missing(published, folders)
-    if found.stat().st_size == published.size:
-        with safe_files.open_to_read(found, links=True) as file:
+    if archive.stat().st_size == published.size:
+        with safe_files.open_to_read(archive, links=True) as file:
             md5 = hashlib.file_digest(file, lambda: hashlib.new("md5", usedforsecurity=False)).hexdigest()
         if md5 != published.md5:
             raise DataError(
-                f"{found} has the md5 {md5}, but the published {published.name}, which has the same size, "
+                f"{archive} has the md5 {md5}, but the published {published.name}, which has the same size, "
                 f"has {published.md5}.",
                 hint="The file is damaged or another one: download it again.",
             )
-    return found
+    return archive
 
 
 def usual_folders() -> list[Path]:

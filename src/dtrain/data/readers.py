@@ -92,10 +92,10 @@ class ArrayRecordTable:
 
     def fetch(self, indices: Any) -> Any:
         """Serialized records and their names, string tensors of shape (n,)."""
-        found = tf.numpy_function(self._read, [indices], [tf.string, tf.string], stateful=False)
-        for tensor in found:
+        tensors = tf.numpy_function(self._read, [indices], [tf.string, tf.string], stateful=False)
+        for tensor in tensors:
             tensor.set_shape(indices.shape)
-        return tuple(found)
+        return tuple(tensors)
 
     def numbers(self, indices: Any) -> Any:
         """As `Table.numbers`."""
@@ -196,9 +196,9 @@ class FunctionStream:
             )
         self._dataset = dataset
         self._context = context
-        found = int(dataset.cardinality())
-        self.endless = found == tf.data.INFINITE_CARDINALITY
-        self.examples: int | None = found if found >= 0 else None
+        cardinality = int(dataset.cardinality())
+        self.endless = cardinality == tf.data.INFINITE_CARDINALITY
+        self.examples: int | None = cardinality if cardinality >= 0 else None
 
     def count(self) -> int | None:
         """The number of examples; reads a dataset of unknown length once to count it. None if endless."""
@@ -214,7 +214,7 @@ class FunctionStream:
         """As `Stream.elements`, but ignores `seed`: the function's dataset decides the order."""
         many, mine = self._context.num_input_pipelines, self._context.input_pipeline_id
         numbered = epochs.attach(self._dataset.enumerate())
-        return numbered.map(unconverted(lambda epoch, each: (epoch, each[1], each[0] * many + mine)))
+        return numbered.map(unconverted(lambda epoch, pair: (epoch, pair[1], pair[0] * many + mine)))
 
 
 class TableStream:
@@ -232,7 +232,7 @@ class TableStream:
 
     def elements(self, epochs: Any, seed: int | None) -> tf.data.Dataset:
         """As `Stream.elements`, but ignores `seed`."""
-        return epochs.attach(in_order(self._table)).map(unconverted(lambda epoch, each: (epoch, *each)))
+        return epochs.attach(in_order(self._table)).map(unconverted(lambda epoch, pair: (epoch, *pair)))
 
 
 def cached(reader: Any, prepare: Callable[[Any], Any] | None) -> ColumnTable:
@@ -256,7 +256,7 @@ def cached(reader: Any, prepare: Callable[[Any], Any] | None) -> ColumnTable:
         leaves = tf.nest.flatten(example)
         return (
             tuple(leaves),
-            tuple(tf.shape(x)[0] if r else 0 for x, r in zip(leaves, ragged, strict=True)),
+            tuple(tf.shape(leaf)[0] if r else 0 for leaf, r in zip(leaves, ragged, strict=True)),
             number,
         )
 
@@ -276,8 +276,8 @@ def cached(reader: Any, prepare: Callable[[Any], Any] | None) -> ColumnTable:
 def in_order(reader: Any) -> tf.data.Dataset:
     """All examples of a reader, as (example, number), in the source's order."""
     if not hasattr(reader, "fetch"):
-        found: tf.data.Dataset = reader.elements(NoEpochs(), None)
-        return found.map(unconverted(lambda _, example, number: (example, number)))
+        dataset: tf.data.Dataset = reader.elements(NoEpochs(), None)
+        return dataset.map(unconverted(lambda _, example, number: (example, number)))
     reader.open()
     rows = tf.data.Dataset.range(reader.examples).batch(_CACHED_AT_ONCE)
 

@@ -100,12 +100,12 @@ def tfrecords(
             f"features={features!r} names no features.",
             hint='a dictionary such as {"x": tf.io.FixedLenFeature([4], tf.float32)}',
         )
-    found = _found(files)
+    paths = _found(files)
     with ThreadPoolExecutor(max_workers=8) as pool:
-        scanned = list(pool.map(lambda path: scan(path, compression), found))
-    counts = _checked(found, [each[:3] for each in scanned], features)
+        scanned = list(pool.map(lambda path: scan(path, compression), paths))
+    counts = _checked(paths, [result[:3] for result in scanned], features)
     size = sum(length for *_, length in scanned) / sum(counts)
-    return Records(found, counts, _example_parser(features), False, compression, size)
+    return Records(paths, counts, _example_parser(features), False, compression, size)
 
 
 def array_records(
@@ -133,16 +133,16 @@ def array_records(
         print(records.examples)  # 100
         ```
     """
-    found = _found(files)
+    paths = _found(files)
     if isinstance(parse, Mapping):
-        counts = _checked(found, list(map(_scanned_array_record, found)), parse)
-        return Records(found, counts, _example_parser(parse), True)
+        counts = _checked(paths, list(map(_scanned_array_record, paths)), parse)
+        return Records(paths, counts, _example_parser(parse), True)
     if not callable(parse):
         raise ConfigurationError(
             f"parse is a {type(parse).__name__}.", hint="a function of a serialized record, or its features"
         )
-    given, counts = parse, _checked(found, list(map(_scanned_array_record, found)), {})
-    return Records(found, counts, lambda serialized, name: given(serialized), True)
+    given, counts = parse, _checked(paths, list(map(_scanned_array_record, paths)), {})
+    return Records(paths, counts, lambda serialized, name: given(serialized), True)
 
 
 def open_array_record(path: str) -> Any:
@@ -212,25 +212,25 @@ def _found(files: Any) -> tuple[str, ...]:
     if isinstance(files, str | os.PathLike):
         pattern = os.fspath(files)
         remote = "://" in pattern
-        found = sorted(tf.io.gfile.glob(pattern) if remote else glob.glob(pattern, recursive=True))  # noqa: PTH207
-        if not found:
+        paths = sorted(tf.io.gfile.glob(pattern) if remote else glob.glob(pattern, recursive=True))  # noqa: PTH207
+        if not paths:
             raise DataError(f"No file is called {pattern}.", hint=f"looked from {os.getcwd()}")  # noqa: PTH109
-        return tuple(found)
-    found = [os.fspath(file) for file in files]
-    if not found:
+        return tuple(paths)
+    paths = [os.fspath(file) for file in files]
+    if not paths:
         raise DataError("The list of record files is empty.", hint="give paths, or a pattern")
-    missing = [file for file in found if not tf.io.gfile.exists(file)]
+    missing = [file for file in paths if not tf.io.gfile.exists(file)]
     if missing:
         raise DataError(
-            f"{len(missing)} of {len(found)} record files are missing: {', '.join(missing[:3])}.",
+            f"{len(missing)} of {len(paths)} record files are missing: {', '.join(missing[:3])}.",
             hint=f"looked from {os.getcwd()}",  # noqa: PTH109
         )
-    if len(set(found)) < len(found):
-        twice = next(file for file in found if found.count(file) > 1)
+    if len(set(paths)) < len(paths):
+        twice = next(file for file in paths if paths.count(file) > 1)
         raise DataError(
             f"{twice} is listed twice.", hint="name every file once: its examples would count twice"
         )
-    return tuple(found)
+    return tuple(paths)
 
 
 def _checked(
@@ -267,8 +267,8 @@ def _example_parser(features: Mapping[str, Any]) -> Callable[[Any, Any], Any]:
 
     def parse(serialized: Any, name: Any) -> dict[str, Any]:
         # Parsed as a batch of one: only then does TensorFlow name the record in its error.
-        found = tf.io.parse_example(serialized[None], wanted, example_names=name[None])
-        return {key: _as_vector(value) for key, value in found.items()}
+        parsed = tf.io.parse_example(serialized[None], wanted, example_names=name[None])
+        return {key: _as_vector(value) for key, value in parsed.items()}
 
     return parse
 

@@ -100,12 +100,12 @@ class DataService:
             )
         self._ports = [int(answer["service"].rpartition(":")[2]) for answer in answers]
         self._watch()
-        each = [
+        datasets = [
             read_from_service(answer["service"], answer["dataset"], spec, shared=False)
             for answer, spec in zip(answers, specs, strict=True)
         ]
         turns = tf.data.Dataset.range(workers).repeat()
-        dataset = tf.data.Dataset.choose_from_datasets(each, turns, stop_on_empty_dataset=False)
+        dataset = tf.data.Dataset.choose_from_datasets(datasets, turns, stop_on_empty_dataset=False)
         lengths = [answer["length"] for answer in answers]
         if min(lengths) >= 0:
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(sum(lengths)))
@@ -123,18 +123,18 @@ class DataService:
             DataError: a process could not start its servers.
         """
         for order in orders:
-            ours, theirs = multiprocessing.Pipe()
-            with theirs:
+            parent_end, child_end = multiprocessing.Pipe()
+            with child_end:
                 process = subprocess.Popen(
-                    [sys.executable, "-P", service_process.__file__, str(theirs.fileno())],
+                    [sys.executable, "-P", service_process.__file__, str(child_end.fileno())],
                     stdin=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[child_end.fileno()],
                     env=plain_environment(),
                     start_new_session=True,  # only the training process gets Ctrl-C; it then ends this one
                 )
             self._processes.append(process)
-            self._connections.append(ours)
-            ours.send((sys.path, order))
+            self._connections.append(parent_end)
+            parent_end.send((sys.path, order))
         answers = [_answer(connection) for connection in self._connections]
         wrong = [answer["error"] for answer in answers if "error" in answer]
         if wrong:

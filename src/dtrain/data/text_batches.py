@@ -71,8 +71,8 @@ class Padding:
             at: the global batch.
             indices: the indices of its examples, int64 of shape (rows,).
         """
-        found = tf.reduce_max(tf.gather(self._lengths, indices), axis=0)
-        return tf.where(at.bound >= 0, tf.maximum(at.bound, 0), tf.maximum(found, 0))
+        longest = tf.reduce_max(tf.gather(self._lengths, indices), axis=0)
+        return tf.where(at.bound >= 0, tf.maximum(at.bound, 0), tf.maximum(longest, 0))
 
     def pad_example(self, example: Any, widths: Any) -> Any:
         """Pad the open leaves of an example; a run-time error if `augment` made it longer than its width."""
@@ -161,14 +161,14 @@ def _lengths_of(table: Any, prepare: Callable[[Any], Any] | None, spec: Any) -> 
     is_open = [ragged_first(leaf, "pad or buckets") for leaf in tf.nest.flatten(spec)]
     if prepare is None and isinstance(table, ColumnTable):
         splits = [column.splits for _, column in named_columns(table.columns) if column.splits is not None]
-        found = [np.diff(split) for split in splits]
-        return np.stack(found, axis=1) if found else np.zeros((table.examples, 0), np.int64)
+        lengths = [np.diff(split) for split in splits]
+        return np.stack(lengths, axis=1) if lengths else np.zeros((table.examples, 0), np.int64)
     logger.info("All examples are prepared once, to measure their lengths; cache=True keeps them as well.")
 
     def measured(example: Any, _: Any) -> Any:
         leaves = tf.nest.flatten(example if prepare is None else prepare(example))
-        found = [tf.shape(x, out_type=tf.int64)[0] for x, o in zip(leaves, is_open, strict=True) if o]
-        return tf.stack(found) if found else tf.zeros([0], tf.int64)
+        lengths = [tf.shape(leaf, out_type=tf.int64)[0] for leaf, o in zip(leaves, is_open, strict=True) if o]
+        return tf.stack(lengths) if lengths else tf.zeros([0], tf.int64)
 
     rows = in_order(table).map(unconverted(measured), num_parallel_calls=tf.data.AUTOTUNE).batch(1024)
     return np.concatenate(list(rows.as_numpy_iterator()))
@@ -196,8 +196,8 @@ def bucketed(
 
     def bucket_of(*example: Any) -> Any:
         leaves = zip(tf.nest.flatten(example), is_open, strict=True)
-        found = [tf.shape(leaf, out_type=tf.int64)[0] for leaf, o in leaves if o]
-        longest = tf.reduce_max(tf.stack(found)) if found else tf.zeros([], tf.int64)
+        lengths = [tf.shape(leaf, out_type=tf.int64)[0] for leaf, o in leaves if o]
+        longest = tf.reduce_max(tf.stack(lengths)) if lengths else tf.zeros([], tf.int64)
         return tf.searchsorted(tf.constant(bounds, tf.int64), longest[None], out_type=tf.int64)[0]
 
     def batch_of(bucket: Any, members: tf.data.Dataset) -> tf.data.Dataset:

@@ -181,11 +181,11 @@ def _table(
     content: io.StringIO, file: Path, text: list[str], label: str, delimiter: str | None
 ) -> tuple[_Columns, list[_TableRow]]:
     candidates = [delimiter] if delimiter is not None else list(_DELIMITERS)
-    headers = {each: _header(content, each) for each in candidates}
-    for each, header in headers.items():
+    headers = {candidate: _header(content, candidate) for candidate in candidates}
+    for candidate, header in headers.items():
         if {*text, label} <= set(header):
             columns = _columns(header, file, text, label)
-            return columns, list(_rows(content, file, each, columns.width))
+            return columns, list(_rows(content, file, candidate, columns.width))
     likely = max(headers.values(), key=len)
     missing = [name for name in (*text, label) if name not in likely]
     raise DataError(

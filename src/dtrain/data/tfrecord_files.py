@@ -97,16 +97,16 @@ def _length(header: bytes, path: str, record: int) -> int:
 
 def _read(file: Any, count: int, path: str, record: int, *, at_end: bool = False) -> bytes:
     """The next `count` bytes; fewer only with `at_end`, if the file ends."""
-    found = b""
+    content = b""
     try:
         # Read in pieces, so that a false length allocates no memory.
-        while len(found) < count and (piece := file.read(min(_PIECE, count - len(found)))):
-            found = found + piece if found else bytes(piece)
+        while len(content) < count and (piece := file.read(min(_PIECE, count - len(content)))):
+            content = content + piece if content else bytes(piece)
     except (EOFError, OSError, zlib.error) as error:
         raise _cut_off(path, record) from error
-    if len(found) < count and not at_end:
+    if len(content) < count and not at_end:
         raise _cut_off(path, record)
-    return found
+    return content
 
 
 def _cut_off(path: str, record: int) -> DataError:
@@ -150,12 +150,12 @@ class _Inflated(io.RawIOBase):
         """Fill `buffer` with the next bytes; returns their number, 0 at the end. EOFError if cut off."""
         while not self._inflater.eof:
             self._packed = self._packed or self._raw.read(_PIECE)
-            found = self._inflater.decompress(self._packed, len(buffer))
-            ended = not self._packed and not found
+            chunk = self._inflater.decompress(self._packed, len(buffer))
+            ended = not self._packed and not chunk
             self._packed = self._inflater.unconsumed_tail
-            if found:
-                buffer[: len(found)] = found
-                return len(found)
+            if chunk:
+                buffer[: len(chunk)] = chunk
+                return len(chunk)
             if ended:
                 raise EOFError("the compressed data ends too early")
         return 0

@@ -128,7 +128,7 @@ def _free_in_cgroups(cgroup: Path) -> list[int]:
         lines = cgroup.read_text().splitlines()
     except OSError:
         return []  # a kernel without cgroups, or a sandbox that hides them
-    found: list[int] = []
+    free: list[int] = []
     for line in lines:
         number, controllers, path = line.split(":", 2)
         if number == "0":
@@ -141,8 +141,8 @@ def _free_in_cgroups(cgroup: Path) -> list[int]:
         group = root / path.lstrip("/")
         for folder in (group, *group.parents):
             if folder.is_relative_to(root):
-                found += _free_in_cgroup(folder, *names)
-    return found
+                free += _free_in_cgroup(folder, *names)
+    return free
 
 
 def _free_in_cgroup(folder: Path, limit: str, used: str, cached: str) -> list[int]:
@@ -265,10 +265,10 @@ class Finder:
 
     def nothing_fits(self, unit: int, trial: BatchTrial) -> ConfigurationError:
         """The error for a smallest size that does not fit."""
-        what = "Not even a batch of one example" if unit == 1 else f"Not even a batch of {unit} examples"
+        smallest = "Not even a batch of one example" if unit == 1 else f"Not even a batch of {unit} examples"
         held = f"; it held {_gb(trial.resident)}" if trial.resident else ""
         return ConfigurationError(
-            f"{what} fits into {_gb(self.memory_limit)}{held}. The trial said: {trial.reason}.",
+            f"{smallest} fits into {_gb(self.memory_limit)}{held}. The trial said: {trial.reason}.",
             hint="Give a higher memory_limit, or make the model or its inputs smaller.",
         )
 

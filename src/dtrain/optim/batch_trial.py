@@ -132,8 +132,8 @@ def _status(name: str) -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    found = dict(line.split(":", 1) for line in lines)
-    return int(found[name].split()[0]) * 1024
+    fields = dict(line.split(":", 1) for line in lines)
+    return int(fields[name].split()[0]) * 1024
 
 
 def _made(make: Callable[[int], Any], batch: int) -> tuple[Any, Any]:
@@ -153,10 +153,10 @@ def _dataset(data: Any, batch: int, steps: int) -> Any:
     if not isinstance(data, tf.data.Dataset):
         data = tf.data.Dataset.from_tensors(data)
     first = next((leaf for leaf in tf.nest.flatten(next(iter(data), None)) if leaf is not None), None)
-    found = 0 if first is None else int(first.shape[0])
-    if found != batch:
+    examples = 0 if first is None else int(first.shape[0])
+    if examples != batch:
         raise ConfigurationError(
-            f"make({batch}) gave a batch of {found} examples.",
+            f"make({batch}) gave a batch of {examples} examples.",
             hint="What make returns must follow its argument.",
         )
     return data.repeat().take(steps)

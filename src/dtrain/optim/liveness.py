@@ -68,14 +68,14 @@ def peak_bytes(operations: Iterable[Any], *, wanted: Iterable[Any], apart: Itera
 
 def ancestors(operations: Iterable[Any]) -> set[Any]:
     """The given operations, and all operations that must run before them."""
-    found: set[Any] = set()
+    reached: set[Any] = set()
     waiting = list(operations)
     while waiting:
         op = waiting.pop()
-        if op not in found:
-            found.add(op)
+        if op not in reached:
+            reached.add(op)
             waiting.extend((*(tensor.op for tensor in op.inputs), *op.control_inputs))
-    return found
+    return reached
 
 
 def descendants(graph: Any, operations: Iterable[Any]) -> set[Any]:
@@ -84,14 +84,14 @@ def descendants(graph: Any, operations: Iterable[Any]) -> set[Any]:
     for op in graph.get_operations():
         for before in (*(tensor.op for tensor in op.inputs), *op.control_inputs):
             followers[before].append(op)
-    found: set[Any] = set()
+    reached: set[Any] = set()
     waiting = list(operations)
     while waiting:
         for op in followers[waiting.pop()]:
-            if op not in found:
-                found.add(op)
+            if op not in reached:
+                reached.add(op)
                 waiting.append(op)
-    return found
+    return reached
 
 
 def _in_order(operations: Sequence[Any]) -> Iterator[Any]:
@@ -102,8 +102,8 @@ def _in_order(operations: Sequence[Any]) -> Iterator[Any]:
     for op in operations:
         before = {*(tensor.op for tensor in op.inputs), *op.control_inputs} & known
         waiting[op] = len(before)
-        for each in before:
-            followers[each].append(op)
+        for predecessor in before:
+            followers[predecessor].append(op)
     # A session first runs operations that need no feed, such as reading weights, then feeds its inputs.
     beginnings = [op for op in operations if not waiting[op]]
     for first in sorted(beginnings, key=lambda op: op.type == "Placeholder"):
@@ -119,13 +119,13 @@ def _in_order(operations: Sequence[Any]) -> Iterator[Any]:
 
 def viewed(tensors: Iterable[Any]) -> list[str]:
     """The names of tensors, each followed by the names of the tensors whose memory it shares."""
-    found = []
+    names = []
     for tensor in tensors:
-        found.append(tensor.name)
+        names.append(tensor.name)
         while tensor.op.type in _VIEWS and tensor.op.inputs:
             tensor = tensor.op.inputs[0]
-            found.append(tensor.name)
-    return found
+            names.append(tensor.name)
+    return names
 
 
 def _read(op: Any) -> list[str]:

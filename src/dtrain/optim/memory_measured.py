@@ -75,7 +75,10 @@ def _fed(feed: Any, leaf: Any) -> Any:
 
 def _variables(model: Any, optimizers: Iterable[Any]) -> dict[str, list[Any]]:
     """The variables of each part, as the variables of one device."""
-    groups = {"parameters": model.variables, "optimizer": [v for each in optimizers for v in each.variables]}
+    groups = {
+        "parameters": model.variables,
+        "optimizer": [v for optimizer in optimizers for v in optimizer.variables],
+    }
     return {part: [components(v.value)[0] for v in group] for part, group in groups.items()}
 
 
@@ -107,14 +110,14 @@ class _SessionProgram:
 
     def run(self, feeds: Mapping[Any, Any]) -> dict[str, int]:
         """The bytes of each part, measured in new sessions."""
-        found = {}
+        sizes = {}
         runs = []
         for _ in range(_SESSIONS):
             with _V1.Session(graph=self._graph, config=_ONE_BY_ONE) as session:
                 for part, group in self._initial.items():
-                    nodes = _traced(session, [each for each, _, _ in group], {f: v for _, f, v in group})
+                    nodes = _traced(session, [assign for assign, _, _ in group], {f: v for _, f, v in group})
                     if part != "other":
-                        found[part] = sum(bytes_ for node in nodes for _, bytes_ in _allocations(node))
+                        sizes[part] = sum(bytes_ for node in nodes for _, bytes_ in _allocations(node))
                 for _ in range(_WARM_UP):
                     session.run(self._wanted, feeds)
                 runs += [_traced(session, self._wanted, feeds) for _ in range(_RUNS)]
@@ -125,18 +128,18 @@ class _SessionProgram:
             activations, workspace = self._activations(nodes, gradients)
             size = sum(size for _, size in gradients)
             measured.append({"activations": batch + activations, "gradients": size, "workspace": workspace})
-        return found | min(measured, key=lambda each: each["activations"])
+        return sizes | min(measured, key=lambda measurement: measurement["activations"])
 
     def _gradient_bytes(self, nodes: Sequence[Any]) -> list[tuple[str, int]]:
         """For each gradient that the run shows, the node that allocated it, and its bytes."""
         seen = {f"{node.node_name}:{out.slot}": _bytes(out) for node in nodes for out in node.output}
-        found = []
+        gradients = []
         for names in self._names:
             there = [name for name in names if name in seen]
             if there:
                 # Views come first; the last name is the tensor that was allocated.
-                found.append((there[-1].rpartition(":")[0], seen[there[-1]]))
-        return found
+                gradients.append((there[-1].rpartition(":")[0], seen[there[-1]]))
+        return gradients
 
     def _activations(self, nodes: Sequence[Any], gradients: Iterable[tuple[str, int]]) -> tuple[int, int]:
         """The peak bytes of tensors that are neither gradients nor part of an update.
@@ -144,14 +147,14 @@ class _SessionProgram:
         Returns:
             The peak, and by how much the temporary memory of kernels raises it.
         """
-        apart: dict[str, list[int]] = collections.defaultdict(list)
+        gradient_sizes: dict[str, list[int]] = collections.defaultdict(list)
         for name, size in gradients:
-            apart[name].append(size)
+            gradient_sizes[name].append(size)
         tensors: list[tuple[int, int]] = []
         kernels: list[tuple[int, int]] = []
         for node in nodes:
             if not self._is_update(node.node_name):
-                results, own = _split(node, apart[node.node_name])
+                results, own = _split(node, gradient_sizes[node.node_name])
                 tensors += results
                 kernels += own
         return _peak(tensors), _peak(tensors + kernels) - _peak(tensors)

@@ -153,11 +153,11 @@ def trace_step(model: Any, spec: Any, *, update: bool) -> TracedStep:
 
 def step_optimizers(model: Any) -> list[Any]:
     """The optimizers among a model's attributes."""
-    found = [
+    optimizers = [
         model.optimizer,
         *(value for value in vars(model).values() if isinstance(value, keras.Optimizer)),
     ]
-    return list({id(optimizer): optimizer for optimizer in found if optimizer is not None}.values())
+    return list({id(optimizer): optimizer for optimizer in optimizers if optimizer is not None}.values())
 
 
 @contextlib.contextmanager
@@ -177,7 +177,7 @@ def _listening(
         ) -> None:
             grads = list(grads)
             gradients.extend(g for g in grads if g is not None)
-            if not any(each is of for each in optimizers):
+            if not any(known is of for known in optimizers):
                 optimizers.append(of)
             if updates is not None:
                 graph = tf.compat.v1.get_default_graph()
@@ -223,7 +223,9 @@ def stand_alone(step: TracedStep) -> StepGraph:
         ConfigurationError: the step uses a resource that is no variable, such as a lookup table.
     """
     traced = step.function.graph
-    captured = {id(each.handle): each for variable in traced.variables for each in components(variable)}
+    captured = {
+        id(component.handle): component for variable in traced.variables for component in components(variable)
+    }
     values = {id(outer): outer.numpy() for outer, _ in traced.captures if outer.dtype != tf.resource}
     variables, constants, replaced = [], [], {}
     with tf.Graph().as_default() as graph:

@@ -32,34 +32,34 @@ def base_optimizer(optimizer: OptimizerLike, learning_rate: Any = None) -> keras
     """
     if isinstance(optimizer, str):
         try:
-            found = keras.optimizers.get(optimizer)
+            instance = keras.optimizers.get(optimizer)
         except ValueError as error:
             raise ConfigurationError(
                 f"The optimizer {optimizer!r} is not known to Keras.",
                 hint="Use a name such as 'adam', 'adamw' or 'sgd', or an optimizer of keras.optimizers.",
             ) from error
     elif isinstance(optimizer, keras.optimizers.Optimizer):
-        found = optimizer
+        instance = optimizer
     elif isinstance(optimizer, type):
-        found = optimizer()
+        instance = optimizer()
     elif callable(optimizer):
-        found = _called(optimizer, learning_rate)
+        instance = _called(optimizer, learning_rate)
     else:
         raise ConfigurationError(
             f"The optimizer is {optimizer!r}.",
             hint="Give a name, an optimizer of keras.optimizers, its class, or a function of the rate.",
         )
-    if not isinstance(found, keras.optimizers.Optimizer):
+    if not isinstance(instance, keras.optimizers.Optimizer):
         raise ConfigurationError(
-            f"{optimizer!r} gave {found!r}, which is not an optimizer of keras.optimizers.",
+            f"{optimizer!r} gave {instance!r}, which is not an optimizer of keras.optimizers.",
             hint="Give a function that returns a keras.optimizers.Optimizer.",
         )
-    if found.built:
+    if instance.built:
         raise ConfigurationError(
-            f"The optimizer {found.name!r} has been used with a model already.",
+            f"The optimizer {instance.name!r} has been used with a model already.",
             hint="Give a new one, or a function that makes one.",
         )
-    return found if learning_rate is None else with_settings(found, learning_rate=learning_rate)
+    return instance if learning_rate is None else with_settings(instance, learning_rate=learning_rate)
 
 
 def _called(function: Callable[..., Any], learning_rate: Any) -> Any:
@@ -70,9 +70,9 @@ def _called(function: Callable[..., Any], learning_rate: Any) -> Any:
     except ValueError:
         pass  # a built-in function without a signature
     except TypeError as error:
-        found = "learning_rate is not set" if learning_rate is None else "learning_rate is set"
+        condition = "learning_rate is not set" if learning_rate is None else "learning_rate is set"
         raise ConfigurationError(
-            f"The optimizer is the function {function!r}, and {found}: {error}.",
+            f"The optimizer is the function {function!r}, and {condition}: {error}.",
             hint="A function of the rate needs learning_rate; it is called with that alone.",
         ) from error
     return function(*given)

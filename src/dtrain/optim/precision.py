@@ -115,17 +115,17 @@ def _computes_in_half(layer: Any) -> bool:
 
 def _last_of_sequence(model: keras.Sequential) -> list[Any]:
     """The layers that compute a Sequential model's output; works before the model is built."""
-    found = []
+    layers = []
     for layer in reversed(model.layers):
-        found.append(layer)
+        layers.append(layer)
         if not _passes_on(layer):
             break
-    return found
+    return layers
 
 
 def _last_operations(model: Any) -> list[Any]:
     """The layers that compute a functional model's outputs, without duplicates."""
-    found: dict[int, Any] = {}
+    layers: dict[int, Any] = {}
     seen: set[int] = set()
     left = list(keras.tree.flatten(model.outputs))
     while left:
@@ -135,10 +135,10 @@ def _last_operations(model: Any) -> list[Any]:
             continue
         seen.add(id(tensor))
         if isinstance(operation, keras.layers.Layer):
-            found[id(operation)] = operation
+            layers[id(operation)] = operation
         if _passes_on(operation):
             left.extend(producers)
-    return list(found.values())
+    return list(layers.values())
 
 
 def _passes_on(operation: Any) -> bool:
@@ -150,15 +150,15 @@ def _make_float32(layer: Any) -> None:
     if isinstance(layer, keras.Model):
         float32_outputs(layer)
         return
-    if not any(_computes_in_half(each) for each in upstream_keras.layers_of(layer)):
+    if not any(_computes_in_half(sublayer) for sublayer in upstream_keras.layers_of(layer)):
         return
-    inner = [each for each in upstream_keras.layers_of(layer) if each is not layer]
+    inner = [sublayer for sublayer in upstream_keras.layers_of(layer) if sublayer is not layer]
     if inner and not isinstance(layer, keras.layers.Wrapper):
         # A user's layer with inner layers may be the whole network, so only its outputs are cast.
         _cast_outputs(layer)
         return
-    for each in (layer, *inner):
-        each.dtype_policy = "float32"
+    for sublayer in (layer, *inner):
+        sublayer.dtype_policy = "float32"
 
 
 def _cast_outputs(layer: Any) -> None:

@@ -57,7 +57,7 @@ class Collectives:
             nested: whether this is in a loop or branch.
         """
         del nested
-        return self._on_each(self._processes.all_reduce([sum_in_order(each) for each in parts]), parts)
+        return self._on_each(self._processes.all_reduce([sum_in_order(tensors) for tensors in parts]), parts)
 
     def marked_sums(self, marks: Sequence[int], parts: Parts, *, nested: bool) -> Parts:
         """As `sums`, of values that were marked (`marks.py`)."""
@@ -66,15 +66,15 @@ class Collectives:
 
     def gathers(self, parts: Parts) -> Parts:
         """The rows of each value's parts, of all replicas, in their order."""
-        own = [each[0] if len(each) == 1 else tf.concat(each, axis=0) for each in parts]
+        own = [tensors[0] if len(tensors) == 1 else tf.concat(tensors, axis=0) for tensors in parts]
         return self._on_each(self._processes.all_gather(own), parts)
 
     def _on_each(self, values: Sequence[tf.Tensor], parts: Parts) -> Parts:
         """Values that are on the first device, sent to each device once: what follows is computed there."""
-        found = []
-        for value, each in zip(values, parts, strict=True):
-            found.append([value])
-            for place in range(1, len(each)):
+        copies = []
+        for value, tensors in zip(values, parts, strict=True):
+            copies.append([value])
+            for place in range(1, len(tensors)):
                 with tf.device(self._devices[place] if self._devices else None):
-                    found[-1].append(tf.identity(value))
-        return found
+                    copies[-1].append(tf.identity(value))
+        return copies

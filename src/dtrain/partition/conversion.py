@@ -53,7 +53,7 @@ class LayoutConversion:
         array = np.asarray(array)
         part = self.build.constant(array, dtype)
         known = array.ndim <= 1 and array.dtype.kind in "iu"
-        entries = tuple(int(each) for each in array.reshape(-1)) if known else None
+        entries = tuple(int(entry) for entry in array.reshape(-1)) if known else None
         return Value((part,) * self.replicas.here, REPLICATED, array.shape, entries, array)
 
     def by_part(self, make: Callable[[int], Ref], layout: Layout, shape: Shape) -> Value:
@@ -103,7 +103,7 @@ class LayoutConversion:
         build, group = self.build, self._groups[BATCH]
 
         def part(place: int) -> Ref:
-            rows, total = (build.cast(each, value.dtype) for each in (group.local[place], group.total))
+            rows, total = (build.cast(count, value.dtype) for count in (group.local[place], group.total))
             return build.binary("Mul", value.parts[place], build.binary("RealDiv", rows, total))
 
         return self.counted(self.by_part(part, PARTIAL, value.shape))
@@ -112,8 +112,8 @@ class LayoutConversion:
         self, kind: str, value: Value, parts: Sequence[Ref], attributes: Mapping[str, Any]
     ) -> Value:
         known = {**attributes, "shape": value.shape, "made_by": value.tensor and value.tensor.origin.op}
-        found = self.build.node(kind, parts, known, [value.dtype] * self.replicas.here)
-        return Value(found, REPLICATED, value.shape, tensor=value.tensor)
+        refs = self.build.node(kind, parts, known, [value.dtype] * self.replicas.here)
+        return Value(refs, REPLICATED, value.shape, tensor=value.tensor)
 
     def _on_each(self, value: Ref) -> tuple[Ref, ...]:
         """A value that is on one device, sent to each of the others once: what follows is computed there."""
@@ -148,14 +148,14 @@ class LayoutConversion:
 
     def _made_whole_sizes(self, value: Value) -> Value:
         build = self.build
-        found = []
+        refs = []
         own = value.parts[0] if (value.rank or 0) <= 1 else build.reshape(value.parts[0], (-1,))
-        for index, each in enumerate(value.entries or ()):
-            if isinstance(each, RowCount):
-                found.append(self._total(each, value.dtype))
+        for index, entry in enumerate(value.entries or ()):
+            if isinstance(entry, RowCount):
+                refs.append(self._total(entry, value.dtype))
             else:
-                found.append(build.entry(own, index))
-        part = found[0] if value.rank == 0 else build.stack(found)
+                refs.append(build.entry(own, index))
+        part = refs[0] if value.rank == 0 else build.stack(refs)
         if (value.rank or 0) > 1:
             part = build.reshape(part, value.sizes)
         return Value((part,) * self.replicas.here, REPLICATED, value.shape, tensor=value.tensor)
@@ -192,7 +192,7 @@ class LayoutConversion:
         # Each replica checks what it has: a loop of its own needs no other's.
         rows = {own: build.entry(build.shape(own), layout.dim) for own in dict.fromkeys(value.parts)}
         total = build.times(group.total, layout.rows.factor)
-        alike = {own: build.equal(each, total) for own, each in rows.items()}
+        alike = {own: build.equal(size, total) for own, size in rows.items()}
 
         def part(place: int) -> Ref:
             begin = build.times(group.begin[place], layout.rows.factor)
@@ -202,9 +202,11 @@ class LayoutConversion:
             size = build.op("SelectV2", [alike[own], size, wrong], tf.int32, T=tf.int32)
             if value.sizes[layout.dim] is None:
                 # The dimension may turn out to have one entry, which is broadcast.
-                one = build.equal(rows[own], build.constant(1, tf.int32))
-                begin = build.op("SelectV2", [one, build.constant(0, tf.int32), begin], tf.int32, T=tf.int32)
-                size = build.op("SelectV2", [one, build.constant(1, tf.int32), size], tf.int32, T=tf.int32)
+                single = build.equal(rows[own], build.constant(1, tf.int32))
+                begin = build.op(
+                    "SelectV2", [single, build.constant(0, tf.int32), begin], tf.int32, T=tf.int32
+                )
+                size = build.op("SelectV2", [single, build.constant(1, tf.int32), size], tf.int32, T=tf.int32)
             return build.slice(own, rank, layout.dim, begin, size)
 
         return self.by_part(part, layout, value.shape)
@@ -220,7 +222,7 @@ class LayoutConversion:
             if shape is not None:  # one number, as a loop of gradients begins with zeros
                 inputs = [shape.parts[place], own.node.inputs[1]]
                 return build.op("Fill", inputs, own.dtype, T=own.dtype, index_type=tf.int32)
-            begin, size = (build.times(each[place], factor) for each in (group.begin, group.sizes))
+            begin, size = (build.times(refs[place], factor) for refs in (group.begin, group.sizes))
             replica = place if own.node.everywhere else None
             return build.slice(own, len(value.sizes), layout.dim, begin, size, replica)
 
@@ -289,9 +291,9 @@ class LayoutConversion:
         """Constant sizes, with the divided dimension left to what each replica has."""
         if sizes.constant is None:
             raise ValueError("sizes that are not known have no dimension to leave open")
-        found = sizes.constant.copy()
-        found[dim] = -1
-        return self.constant(found, sizes.dtype)
+        open_sizes = sizes.constant.copy()
+        open_sizes[dim] = -1
+        return self.constant(open_sizes, sizes.dtype)
 
     def _changed_elements(
         self, value: Value, old: Layout, new: Layout, shape: tuple[int | None, ...]
@@ -334,9 +336,11 @@ class LayoutConversion:
     def _with_whole_sizes(self, stacked: Value, entries: Sequence[Entry]) -> Value:
         """Sizes below each other, as each replica has them, with those of the whole for what counts rows."""
         build, dtype = self.build, stacked.dtype
-        counts = [each if isinstance(each, RowCount) else None for each in entries]
-        totals = [build.constant(0, dtype) if each is None else self._total(each, dtype) for each in counts]
-        mask = build.constant([each is not None for each in counts], tf.bool)
+        counts = [entry if isinstance(entry, RowCount) else None for entry in entries]
+        totals = [
+            build.constant(0, dtype) if count is None else self._total(count, dtype) for count in counts
+        ]
+        mask = build.constant([count is not None for count in counts], tf.bool)
         part = build.op("SelectV2", [mask, build.stack(totals), stacked.parts[0]], dtype, T=dtype)
         return Value((part,) * self.replicas.here, REPLICATED, stacked.shape)
 
@@ -367,9 +371,9 @@ class LayoutConversion:
         local = [build.entry(sizes, place) for place in places]
         begin = [sum_of(build.first_entries(sizes, 0, build.constant(place, tf.int32))) for place in places]
         if some_idle:
-            self._idle = [build.equal(each, zero) for each in local]
+            self._idle = [build.equal(count, zero) for count in local]
             least = build.binary("Minimum", total, one)
-            local = [build.binary("Maximum", each, least) for each in local]
+            local = [build.binary("Maximum", count, least) for count in local]
             begin = [
                 build.binary("Minimum", start, build.binary("Sub", total, size))
                 for start, size in zip(begin, local, strict=True)
@@ -378,5 +382,5 @@ class LayoutConversion:
         if known is not None:
             expected, wrong = build.constant(known, tf.int32), build.constant(-2, tf.int32)
             alike, total = build.equal(total, expected), expected
-            checked = [build.op("SelectV2", [alike, each, wrong], tf.int32, T=tf.int32) for each in local]
+            checked = [build.op("SelectV2", [alike, count, wrong], tf.int32, T=tf.int32) for count in local]
         self._groups[key] = RowGroup(tuple(local), tuple(begin), total, known, tuple(checked))

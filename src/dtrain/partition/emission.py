@@ -85,7 +85,7 @@ class Emission:
                 before, segments, after = segments_of(
                     nodes, own, readers, block.outputs, alone=len(self._devices) == 1
                 )
-                if not level or not all(self._are_few(each.inputs, made) for each in segments.values()):
+                if not level or not all(self._are_few(segment.inputs, made) for segment in segments.values()):
                     self._make(before, made, tokens, device)
                     for place, segment in segments.items():
                         self._compile(segment, made, tokens, place)
@@ -116,8 +116,8 @@ class Emission:
         130,000 takes more. On a GPU each single operation has to be launched.
         """
         tensors = [made.get(ref) for ref in refs]  # None of what is made with them, as of a first replica's
-        given = [each for each in tensors if each is None or each.dtype != tf.resource]
-        sizes: list[Any] = [None if each is None else each.shape.num_elements() for each in given]
+        given = [tensor for tensor in tensors if tensor is None or tensor.dtype != tf.resource]
+        sizes: list[Any] = [None if tensor is None else tensor.shape.num_elements() for tensor in given]
         on_gpu = any("GPU" in device for device in self._devices)
         return None not in sizes and sum(sizes) < _FEW and not on_gpu
 
@@ -134,8 +134,8 @@ class Emission:
 
         before = [tokens[node] for node in segment.control if node in tokens]
         with tf.control_dependencies(before), tf.device(self._devices[place] if self._devices else None):
-            *found, token = tf.function(compute, jit_compile=True, autograph=False)()
-        made.update(zip(segment.outputs, found, strict=True))
+            *outputs, token = tf.function(compute, jit_compile=True, autograph=False)()
+        made.update(zip(segment.outputs, outputs, strict=True))
         tokens.update((node, token) for node in segment.nodes)
 
     def _import(
@@ -203,14 +203,14 @@ class Emission:
             token.input.append(f"^{names[node]}")
             token.attr["dtype"].type = tf.int32.as_datatype_enum
             token.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(0, tf.int32))
-        found = tf.graph_util.import_graph_def(
+        tensors = tf.graph_util.import_graph_def(
             graph_def,
             input_map=outside,
             return_elements=[*(name_of(ref) for ref in wanted), *(f"t{names[node]}:0" for node in silent)],
             name="partitioned",
         )
-        made.update(zip(wanted, found, strict=False))
-        tokens.update(zip(silent, found[len(wanted) :], strict=True))
+        made.update(zip(wanted, tensors, strict=False))
+        tokens.update(zip(silent, tensors[len(wanted) :], strict=True))
         tokens.update((node, made[Ref(node)]) for node in nodes if node.dtypes)
 
     def _communicate(self, nodes: list[Node], made: dict[Ref, tf.Tensor], *, nested: bool) -> None:
@@ -223,8 +223,8 @@ class Emission:
 
         def note(some: list[Node], make: Callable[[Parts], Parts], before: _Moved, after: _Moved) -> None:
             parts = [[before(made[ref], node) for ref in node.inputs] for node in some]
-            for node, each in zip(some, make(parts) if some else (), strict=True):
-                made.update((Ref(node, place), after(found, node)) for place, found in enumerate(each))
+            for node, tensors in zip(some, make(parts) if some else (), strict=True):
+                made.update((Ref(node, place), after(tensor, node)) for place, tensor in enumerate(tensors))
 
         marks = [node.attributes["mark"] for node in marked]
         note(marked, lambda parts: together.marked_sums(marks, parts, nested=nested), _shaped, _as_is)
@@ -234,7 +234,7 @@ class Emission:
     def _control_flow(
         self, node: Node, made: dict[Ref, tf.Tensor], tokens: dict[Node, tf.Tensor], outer: int
     ) -> None:
-        before = [tokens[each] for each in node.control if each in tokens]
+        before = [tokens[predecessor] for predecessor in node.control if predecessor in tokens]
         place = node.device or 0
         device = self._devices[place] if self._devices else None
         here = {ref: made[ref] for ref in (*node.inputs, *node.captured)}
@@ -245,13 +245,13 @@ class Emission:
             if device and _is_elsewhere(tensor, device)
         }
         self._import(list(moved.values()), made, tokens, outer)
-        here.update((ref, made[Ref(each)]) for ref, each in moved.items())
+        here.update((ref, made[Ref(identity)]) for ref, identity in moved.items())
         with tf.control_dependencies(before), tf.device(device):
             make = self._loop if node.type == LOOP else self._branch
-            found = make(node, [here[ref] for ref in node.inputs], here)
-        made.update((Ref(node, index), tensor) for index, tensor in enumerate(found))
-        if found:
-            tokens[node] = found[0]
+            outputs = make(node, [here[ref] for ref in node.inputs], here)
+        made.update((Ref(node, index), tensor) for index, tensor in enumerate(outputs))
+        if outputs:
+            tokens[node] = outputs[0]
 
     def _branch(self, node: Node, inputs: list[tf.Tensor], made: Mapping[Ref, tf.Tensor]) -> list[tf.Tensor]:
         index, *rest = inputs
@@ -260,10 +260,10 @@ class Emission:
             return lambda: [*self.emit(block, rest, made, node.device or 0), tf.constant(0)]
 
         if index.dtype == tf.bool:
-            found = tf.cond(index, body(node.bodies[0]), body(node.bodies[1]))
+            outputs = tf.cond(index, body(node.bodies[0]), body(node.bodies[1]))
         else:
-            found = tf.switch_case(index, [body(block) for block in node.bodies])
-        return list(found)
+            outputs = tf.switch_case(index, [body(block) for block in node.bodies])
+        return list(outputs)
 
     def _loop(self, node: Node, inputs: list[tf.Tensor], made: Mapping[Ref, tf.Tensor]) -> list[tf.Tensor]:
         condition, body = node.bodies
@@ -272,10 +272,10 @@ class Emission:
         shapes = [tf.TensorShape(shape) for shape in node.attributes["shapes"]]
 
         def repeat(*carried: tf.Tensor) -> list[tf.Tensor]:
-            found = self.emit(body, [*carried, *fixed], made, node.device or 0)
-            for tensor, shape in zip(found, shapes, strict=True):
+            outputs = self.emit(body, [*carried, *fixed], made, node.device or 0)
+            for tensor, shape in zip(outputs, shapes, strict=True):
                 tensor.set_shape(shape)  # what the trace knew, and a list has lost
-            return found
+            return outputs
 
         return list(
             tf.while_loop(

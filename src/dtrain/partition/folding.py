@@ -80,17 +80,19 @@ def folded(op: TracedOperation, inputs: Sequence[np.ndarray | None]) -> list[np.
     """
     if op.type not in _FOLDED or not inputs or not op.outputs:
         return None
-    constants = [each for each in inputs if each is not None and each.size <= _LARGEST]
+    constants = [array for array in inputs if array is not None and array.size <= _LARGEST]
     if len(constants) < len(inputs) or any(not _small(tensor.shape) for tensor in op.outputs):
         return None
     with tf.init_scope(), tf.device("/cpu:0"):
-        tensors = [tf.constant(each, tensor.dtype) for each, tensor in zip(constants, op.inputs, strict=True)]
-        found = _run(op, tensors)
-    return [each.numpy() for each in found]
+        tensors = [
+            tf.constant(array, tensor.dtype) for array, tensor in zip(constants, op.inputs, strict=True)
+        ]
+        outputs = _run(op, tensors)
+    return [output.numpy() for output in outputs]
 
 
 def _small(shape: tuple[int | None, ...] | None) -> bool:
-    return shape is None or int(np.prod([each or 0 for each in shape], dtype=np.int64)) <= _LARGEST
+    return shape is None or int(np.prod([size or 0 for size in shape], dtype=np.int64)) <= _LARGEST
 
 
 def _run(op: TracedOperation, tensors: list[Any]) -> list[Any]:
@@ -105,10 +107,10 @@ def _run(op: TracedOperation, tensors: list[Any]) -> list[Any]:
         count = op.attribute(argument.number_attr) if argument.number_attr else 1
         given.append(tensors[:count] if argument.number_attr else tensors[0])
         tensors = tensors[count:]
-    attributes = [each for each in definition.attr if each.name not in inferred]
-    attributes.sort(key=lambda each: each.HasField("default_value"))
-    given += [op.attribute(each.name) for each in attributes]
+    attributes = [attribute for attribute in definition.attr if attribute.name not in inferred]
+    attributes.sort(key=lambda attribute: attribute.HasField("default_value"))
+    given += [op.attribute(attribute.name) for attribute in attributes]
     function = getattr(tf.raw_ops, op.type)
     names = [name for name in inspect.signature(function).parameters if name != "name"]
-    found = function(**dict(zip(names, given, strict=True)))
-    return list(found) if isinstance(found, (list, tuple)) else [found]
+    result = function(**dict(zip(names, given, strict=True)))
+    return list(result) if isinstance(result, (list, tuple)) else [result]

@@ -38,9 +38,9 @@ def infer_shapes(op: TracedOperation, inputs: Sequence[Value], *, nested: bool) 
             for place, value in enumerate(inputs)
         }
         tf.graph_util.import_graph_def(graph_def, input_map=given, name="")
-        found = graph.get_operation_by_name("inferred").outputs
+        outputs = graph.get_operation_by_name("inferred").outputs
     for tensor in lost:
-        tensor.shape = static_shape(found[tensor.index].shape)
+        tensor.shape = static_shape(outputs[tensor.index].shape)
 
 
 def _lost(tensor: TracedTensor, *, nested: bool) -> bool:

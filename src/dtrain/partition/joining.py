@@ -20,10 +20,10 @@ def joined(values: Sequence[tuple[Layout, Shape]]) -> Layout:
         values: their layouts and static shapes.
     """
     first, *others = values
-    found, shape = first
-    for layout, other in others:
-        found, shape = _joined(found, shape, layout, other), common_shape([shape, other])
-    return found
+    layout, shape = first
+    for other_layout, other_shape in others:
+        layout, shape = _joined(layout, shape, other_layout, other_shape), common_shape([shape, other_shape])
+    return layout
 
 
 def _joined(left: Layout, left_shape: Shape, right: Layout, right_shape: Shape) -> Layout:
@@ -34,7 +34,7 @@ def _joined(left: Layout, left_shape: Shape, right: Layout, right_shape: Shape) 
     pair = {left, right}
     if pair == {REPLICATED, PARTIAL}:
         return PARTIAL
-    divided = [each for each in pair if isinstance(each, Sharded)]
+    divided = [layout for layout in pair if isinstance(layout, Sharded)]
     if len(divided) == 1 and REPLICATED in pair and left_shape is not None and right_shape is not None:
         dim = divided[0].dim
         rows = {shape[dim] if dim < len(shape) else None for shape in (left_shape, right_shape)}
@@ -56,10 +56,10 @@ def joined_lists(left: ListOf, right: ListOf) -> ListOf:
 def common_shape(shapes: Sequence[Shape]) -> Shape:
     """What several static shapes agree on."""
     first, *others = shapes
-    for each in others:
-        if first is None or each is None or len(first) != len(each):
+    for shape in others:
+        if first is None or shape is None or len(first) != len(shape):
             return None
-        first = tuple(a if a == b else None for a, b in zip(first, each, strict=True))
+        first = tuple(a if a == b else None for a, b in zip(first, shape, strict=True))
     return first
 
 
@@ -88,8 +88,8 @@ def element_dtype(value: Value) -> tf.DType:
         read = [
             (op, index, True)
             for op in tensor.consumers()
-            for index, each in enumerate(op.inputs)
-            if each.name == tensor.name
+            for index, operand in enumerate(op.inputs)
+            if operand.name == tensor.name
         ]
         for op, index, is_input in made + read:
             if "element_dtype" in op.node_def.attr:
@@ -104,8 +104,10 @@ def element_dtype(value: Value) -> tf.DType:
 def _same_list(op: Any, index: int, *, is_input: bool) -> list[Any]:
     """The tensors with the elements of one that an operation of TensorFlow reads, or makes, at a place."""
     attributes = op.node_def.attr
-    names = {key: each.func.name for key, each in attributes.items() if each.HasField("func")}
-    branches = [each.name for each in attributes["branches"].list.func] if "branches" in attributes else []
+    names = {key: attribute.func.name for key, attribute in attributes.items() if attribute.HasField("func")}
+    branches = (
+        [branch.name for branch in attributes["branches"].list.func] if "branches" in attributes else []
+    )
     if "body" in names:
         body = graph_of_call(op.graph, names["body"])
         around = [op.inputs[index], op.outputs[index]]
@@ -118,5 +120,5 @@ def _same_list(op: Any, index: int, *, is_input: bool) -> list[Any]:
     if op.type in ("Identity", "IdentityN"):
         return [op.inputs[index], op.outputs[index]]
     if op.type in ("AddN", "ZerosLike", "Select", "SelectV2"):
-        return [each for each in [*op.inputs, *op.outputs] if each.dtype == tf.variant]
+        return [tensor for tensor in [*op.inputs, *op.outputs] if tensor.dtype == tf.variant]
     return []

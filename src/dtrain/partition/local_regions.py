@@ -35,7 +35,7 @@ def local_region(function: Callable[..., Any], *tensors: tf.Tensor) -> Any:
     def dtrain_local_region(*given: tf.Tensor) -> Any:
         return function(*given)
 
-    specs = [tf.TensorSpec([None, *each.shape[1:]], each.dtype) for each in tensors]
+    specs = [tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype) for tensor in tensors]
     return tf.function(dtrain_local_region, specs, autograph=False)(*tensors)
 
 

@@ -38,14 +38,14 @@ def of_owner(tensor: tf.Tensor, place: int | None, needed: Sequence[tf.Tensor]) 
         needed: tensors that are known on each replica before this one is sent: the same ones everywhere.
     """
     where = "elsewhere" if place is None else place
-    found: tf.Tensor = tf.raw_ops.IdentityN(input=[tensor, *needed], name=f"{_OWNED}{where}")[0]
-    return found
+    owned: tf.Tensor = tf.raw_ops.IdentityN(input=[tensor, *needed], name=f"{_OWNED}{where}")[0]
+    return owned
 
 
 def place_of_owner(op: TracedOperation) -> tuple[bool, int | None]:
     """Whether an operation is that of `of_owner`, and the owner's place in this process."""
-    found = _BY_OWNER.search(op.name)
-    return (True, int(found[1]) if found[1].isdigit() else None) if found else (False, None)
+    match = _BY_OWNER.search(op.name)
+    return (True, int(match[1]) if match[1].isdigit() else None) if match else (False, None)
 
 
 def keeps_mark(op: TracedOperation) -> bool:
@@ -58,7 +58,7 @@ def carry_marks(op: TracedOperation, inputs: Sequence[Value], outputs: Sequence[
     own = _MARKED.search(op.name) if op.type == "Identity" else None
     sums = [value.mark for value in inputs if value.partial]
     for place, output in enumerate(outputs):
-        found = [inputs[place].mark] if op.type == "IdentityN" else [int(own[1])] if own else sums
-        known = {mark for mark in found if mark is not None}
+        marks = [inputs[place].mark] if op.type == "IdentityN" else [int(own[1])] if own else sums
+        known = {mark for mark in marks if mark is not None}
         if output.partial and len(known) == 1:
             (output.mark,) = known

@@ -112,15 +112,15 @@ class NodeBlock:
         """
         waiting = [ref.node for ref in self.outputs]
         waiting += [node for node in self.nodes if node.stateful and replica in (None, node.replica)]
-        found = set(waiting)
+        needed = set(waiting)
         while waiting:
             node = waiting.pop()
-            control = [each for each in node.control if replica is None or each.replica in (None, replica)]
-            for each in [*(ref.node for ref in (*node.inputs, *node.captured)), *control]:
-                if each not in found:
-                    found.add(each)
-                    waiting.append(each)
-        return [node for node in self.nodes if node in found]
+            control = [other for other in node.control if replica is None or other.replica in (None, replica)]
+            for predecessor in [*(ref.node for ref in (*node.inputs, *node.captured)), *control]:
+                if predecessor not in needed:
+                    needed.add(predecessor)
+                    waiting.append(predecessor)
+        return [node for node in self.nodes if node in needed]
 
 
 def free_refs(block: NodeBlock) -> list[Ref]:
@@ -204,8 +204,8 @@ class Builder:
 
     def op(self, kind: str, inputs: Sequence[Ref], dtype: tf.DType | None = None, **attributes: Any) -> Ref:
         """Appends an operation with one output, by default of the type of its first input."""
-        found = {name: attribute(value) for name, value in attributes.items()}
-        return self.node(kind, inputs, found, [dtype or inputs[0].dtype])[0]
+        protos = {name: attribute(value) for name, value in attributes.items()}
+        return self.node(kind, inputs, protos, [dtype or inputs[0].dtype])[0]
 
     def constant(self, value: Any, dtype: tf.DType) -> Ref:
         """A `Const`, appended once to a block for all that need its value. Nothing has to run before it."""
@@ -247,7 +247,7 @@ class Builder:
 
     def entry(self, vector: Ref, index: int) -> Ref:
         """An entry of a vector, as a scalar."""
-        bounds = [self.constant([each], tf.int32) for each in (index, index + 1, 1)]
+        bounds = [self.constant([bound], tf.int32) for bound in (index, index + 1, 1)]
         masks = dict.fromkeys(("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask"), 0)
         return self.op(
             "StridedSlice", [vector, *bounds], T=vector.dtype, Index=tf.int32, shrink_axis_mask=1, **masks
@@ -258,15 +258,15 @@ class Builder:
     ) -> Ref:
         """The entries of a dimension from `begin` on, computed for all replicas or for one."""
         zero, rest = self.constant(0, begin.dtype), self.constant(-1, begin.dtype)
-        begins = self.stack([begin if each == dim else zero for each in range(rank)])
-        sizes = self.stack([size if each == dim else rest for each in range(rank)])
+        begins = self.stack([begin if axis == dim else zero for axis in range(rank)])
+        sizes = self.stack([size if axis == dim else rest for axis in range(rank)])
         kinds = {"T": attribute(value.dtype), "Index": attribute(begin.dtype)}
         return self.node("Slice", [value, begins, sizes], kinds, [value.dtype], replica=replica)[0]
 
     def first_entries(self, value: Ref, dim: int, size: Ref) -> Ref:
         """The first `size` entries of a dimension."""
         before = [self.constant(0, tf.int32)] * dim
-        begin, step = (self.constant([each] * (dim + 1), tf.int32) for each in (0, 1))
+        begin, step = (self.constant([number] * (dim + 1), tf.int32) for number in (0, 1))
         kept = 2**dim - 1  # the dimensions before are taken whole
         return self.op(
             "StridedSlice",
@@ -309,7 +309,7 @@ def attribute(value: Any) -> Any:
         return make(s=value)
     if isinstance(value, tf.TensorShape):
         return make(shape=value.as_proto())
-    found = make()
-    found.list.SetInParent()
-    found.list.i.extend(value)
-    return found
+    proto = make()
+    proto.list.SetInParent()
+    proto.list.i.extend(value)
+    return proto

@@ -71,7 +71,7 @@ class Partitioned:
         caught = {tensor: outside.get(f"{tensor.op.name}:{tensor.index}") for tensor in traced.inputs}
         batch = [tensor for tensor, captured in caught.items() if captured is None]
         step.define_group(BATCH, sizes, some_idle=some_idle, known=_rows_of(batch, layouts))
-        variables = {id(each.handle): each.shape for each in graph.variables}
+        variables = {id(variable.handle): variable.shape for variable in graph.variables}
         given = iter(layouts)
         self._captured: list[Sequence[Any] | None] = []  # of each input; None for those that the caller gives
         inputs = []
@@ -138,20 +138,20 @@ class Partitioned:
 
 def _rows_of(batch: Sequence[TracedTensor], layouts: Sequence[Layout]) -> int | None:
     """The rows of a batch, where its tensors' shapes say how many."""
-    found = {
-        each.shape[layout.dim] if each.shape else None
-        for each, layout in zip(batch, layouts, strict=True)
+    counts = {
+        tensor.shape[layout.dim] if tensor.shape else None
+        for tensor, layout in zip(batch, layouts, strict=True)
         if isinstance(layout, Sharded) and layout.rows == RowCount(BATCH)
     }
-    return found.pop() if len(found) == 1 else None
+    return counts.pop() if len(counts) == 1 else None
 
 
 def _function_of(op: TracedOperation, name: str) -> Any:
     """The graph of a function that an operation calls; None if there is no such function."""
     graph = op.graph
     while graph is not None:
-        found = graph_of_call(graph, name)
-        if found is not None:
-            return found
+        function = graph_of_call(graph, name)
+        if function is not None:
+            return function
         graph = getattr(graph, "outer_graph", None)
     return None

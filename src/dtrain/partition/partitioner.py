@@ -118,8 +118,8 @@ class Partitioner(LayoutConversion):
             before = [
                 tuple(
                     node
-                    for each in op.control
-                    for node in self._after.get(each, [()] * self.replicas.here)[place]
+                    for predecessor in op.control
+                    for node in self._after.get(predecessor, [()] * self.replicas.here)[place]
                 )
                 for place in range(self.replicas.here)
             ]
@@ -167,9 +167,11 @@ class Partitioner(LayoutConversion):
             return []
         if op.type == "Const":
             return [self.constant(constant_of(op), op.outputs[0].dtype)]
-        found = folded(op, [value.constant for value in inputs])
-        if found is not None:
-            return [self.constant(each, tensor.dtype) for each, tensor in zip(found, op.outputs, strict=True)]
+        arrays = folded(op, [value.constant for value in inputs])
+        if arrays is not None:
+            return [
+                self.constant(array, tensor.dtype) for array, tensor in zip(arrays, op.outputs, strict=True)
+            ]
         variables = any(value.dtype == tf.resource for value in inputs)  # their rules make own values whole
         if self._alone and op.type not in _CALLS and not variables and any(value.local for value in inputs):
             return self._own_operation(op, inputs)
@@ -196,7 +198,7 @@ class Partitioner(LayoutConversion):
         """Whether variables of which each replica holds a part are all that gets an operation's result."""
         readers = op.outputs[0].consumers
         return bool(readers) and all(
-            each.type == "AssignVariableOp" and each.inputs[0] in self._in_parts for each in readers
+            reader.type == "AssignVariableOp" and reader.inputs[0] in self._in_parts for reader in readers
         )
 
     @contextlib.contextmanager
@@ -264,11 +266,11 @@ class Partitioner(LayoutConversion):
             made = [self._node(op, inputs, 0, given, dtypes, None)] * here
         else:
             made = [self._node(op, inputs, place, given, dtypes, place) for place in range(here)]
-        found = list(layouts) if isinstance(layouts, Sequence) else [layouts] * len(dtypes)
+        output_layouts = list(layouts) if isinstance(layouts, Sequence) else [layouts] * len(dtypes)
         return [
             Value(
                 tuple(refs[index] for refs in made),
-                found[index],
+                output_layouts[index],
                 tensor.shape,
                 entries[index] if index < len(entries) else None,
             )
@@ -290,8 +292,8 @@ class Partitioner(LayoutConversion):
     def sizes(self, op: TracedOperation, inputs: Sequence[Value], entries: Sequence[Entry]) -> list[Value]:
         """Appends an operation on sizes whose only output has these entries."""
         known = tuple(entries)
-        (found,) = self.each(op, inputs, layout_of_sizes(known), entries=[known])
-        return [found]
+        (value,) = self.each(op, inputs, layout_of_sizes(known), entries=[known])
+        return [value]
 
     # Functions that operations call
 
@@ -328,17 +330,17 @@ class Partitioner(LayoutConversion):
         """What `make` returns when its nodes go to a block that is thrown away: only layouts count."""
         gathered, after = self.gathered, dict(self._after)
         self.gathered = []
-        found: list[Value] = []
+        values: list[Value] = []
 
         def keep(block: NodeBlock) -> list[Ref]:
-            found.extend(make(block))
+            values.extend(make(block))
             return []
 
         try:
             self.body(keep)
         finally:
             self.gathered, self._after = gathered, after
-        return found
+        return values
 
 
 def exists_once(inputs: Sequence[Value]) -> bool:

@@ -54,7 +54,7 @@ class PlannedCollective:
             dim, counted = self.rows
             if sizes[dim] is None and rows is not None:
                 sizes[dim] = rows * counted.factor
-        known = [each for each in sizes if each is not None]
+        known = [size for size in sizes if size is not None]
         return math.prod(known) * max(self.dtype.size, 1) if len(known) == len(sizes) else None
 
 
@@ -74,11 +74,17 @@ class Plan:
 
     def bytes(self, kind: Kind, rows: int | None = None) -> int:
         """The bytes of all sums or gathers whose size is known; those of a loop's body count once."""
-        return sum(each.bytes(rows) or 0 for each in self.communications if each.kind == kind)
+        return sum(
+            collective.bytes(rows) or 0 for collective in self.communications if collective.kind == kind
+        )
 
     def gathered_for(self, op: TracedOperation) -> list[PlannedCollective]:
         """What is gathered since an operation needs it; nothing if an earlier one needed the same."""
-        return [each for each in self.communications if each.kind == "gather" and each.needed_by is op]
+        return [
+            collective
+            for collective in self.communications
+            if collective.kind == "gather" and collective.needed_by is op
+        ]
 
 
 def plan_of(block: NodeBlock, gathered: Sequence[TracedOperation]) -> Plan:
@@ -88,10 +94,10 @@ def plan_of(block: NodeBlock, gathered: Sequence[TracedOperation]) -> Plan:
         block: the nodes of the replicas of this process.
         gathered: the operations that no rule divides.
     """
-    found = sorted(_communications(block), key=lambda each: each.round)
-    needed = {each.needed_by for each in found}
-    rounds = max((each.level_after for each in block.needed()), default=0)
-    return Plan(rounds, tuple(found), tuple(op for op in gathered if op in needed))
+    communications = sorted(_communications(block), key=lambda collective: collective.round)
+    needed = {collective.needed_by for collective in communications}
+    rounds = max((node.level_after for node in block.needed()), default=0)
+    return Plan(rounds, tuple(communications), tuple(op for op in gathered if op in needed))
 
 
 def _communications(block: NodeBlock, around: Node | None = None) -> Iterator[PlannedCollective]:

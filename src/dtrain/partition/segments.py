@@ -73,15 +73,15 @@ def segments_of(
     outside |= {ref.node for ref in results if ref.dtype == tf.variant}
     while True:
         before, own, after = _divided(nodes, outside, block, alone=alone)
-        inside = {node for found in own.values() for node in found}
+        inside = {node for group in own.values() for node in group}
         crossing = {
-            ref.node if ref.node in found else reader
-            for found in own.values()
-            for ref, reader in _crossing(found, readers)
+            ref.node if ref.node in group else reader
+            for group in own.values()
+            for ref, reader in _crossing(group, readers)
             if ref.dtype == tf.variant and not (_is_shared_list(ref.node) and {ref.node, reader} <= inside)
         }
         if not crossing:
-            return before, {place: _segment(found, readers, results) for place, found in own.items()}, after
+            return before, {place: _segment(group, readers, results) for place, group in own.items()}, after
         outside |= crossing
 
 
@@ -116,18 +116,18 @@ def _divided(
     own: dict[int, list[Node]] = defaultdict(list)
     after: list[Node] = []
     for node in nodes:
-        given = [each for each in _before(node) if each in here]
+        given = [predecessor for predecessor in _before(node) if predecessor in here]
         place = -1 if node.device is None else node.device
         if alone and not node.everywhere:
             place = 0
-        if node in outside or any(places.get(each, place + 1) > place for each in given):
+        if node in outside or any(places.get(predecessor, place + 1) > place for predecessor in given):
             after.append(node)
             continue
         places[node] = place
         (before if place < 0 else own[place]).append(node)
     lists = {node for node in before if _is_shared_list(node)}
     own = {place: [*_shared(own[place], lists, block), *own[place]] for place in sorted(own)}
-    made = {node for found in own.values() for node in found}
+    made = {node for group in own.values() for node in group}
     return [node for node in before if node not in lists or node not in made], own, after
 
 
@@ -139,17 +139,17 @@ def _shared(nodes: Sequence[Node], lists: Set[Node], block: Set[Node]) -> list[N
         lists: lists that are the same for all replicas.
         block: the nodes of the block. The body of a loop has of other nodes only what its own read.
     """
-    found: dict[Node, None] = {}
+    shared: dict[Node, None] = {}
 
     def find(node: Node) -> None:
-        for each in (ref.node for ref in (*node.inputs, *node.captured)):
-            if each not in found and (each in lists or (each in block and _is_known(each))):
-                find(each)
-                found[each] = None
+        for source in (ref.node for ref in (*node.inputs, *node.captured)):
+            if source not in shared and (source in lists or (source in block and _is_known(source))):
+                find(source)
+                shared[source] = None
 
     for node in nodes:
         find(node)
-    return list(found)
+    return list(shared)
 
 
 def _is_known(node: Node) -> bool:
@@ -181,7 +181,7 @@ def _segment(nodes: list[Node], readers: Readers, results: Sequence[Ref]) -> Seg
         nodes,
         list(dict.fromkeys(ref for ref in read if ref.node not in own)),
         outputs,
-        list(dict.fromkeys(each for node in nodes for each in node.control if each not in own)),
+        list(dict.fromkeys(other for node in nodes for other in node.control if other not in own)),
     )
 
 
@@ -201,27 +201,29 @@ def latest_levels(nodes: Sequence[Node], readers: Readers) -> dict[Node, int]:
         simple = node.type in _ON_VARIABLES or not (node.stateful or node.communicates or node.everywhere)
         if node.type == INPUT:
             simple = node.dtypes[0] == tf.resource
-        if simple and all(each.everywhere or each in movable for each in given):
+        if simple and all(source.everywhere or source in movable for source in given):
             movable.add(node)
     waiting: dict[Node, list[Node]] = defaultdict(list)
-    found: dict[Node, int] = {}
+    levels: dict[Node, int] = {}
     for node in reversed(nodes):
-        found[node] = node.level
+        levels[node] = node.level
         if node in movable:
-            later = [*waiting[node], *(each for ref in _outputs(node) for each in readers[ref])]
-            found[node] = min((found[each] for each in later), default=last if node.stateful else node.level)
-        for each in node.control:
-            waiting[each].append(node)
-    return found
+            later = [*waiting[node], *(reader for ref in _outputs(node) for reader in readers[ref])]
+            levels[node] = min(
+                (levels[reader] for reader in later), default=last if node.stateful else node.level
+            )
+        for predecessor in node.control:
+            waiting[predecessor].append(node)
+    return levels
 
 
 def readers_of(nodes: Sequence[Node]) -> Readers:
     """The nodes that read each output."""
-    found: Readers = defaultdict(set)
+    readers: Readers = defaultdict(set)
     for node in nodes:
         for ref in (*node.inputs, *node.captured):
-            found[ref].add(node)
-    return found
+            readers[ref].add(node)
+    return readers
 
 
 def _outputs(node: Node) -> list[Ref]:

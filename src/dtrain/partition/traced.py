@@ -39,10 +39,10 @@ class TracedTensor:
     @property
     def origin(self) -> TracedTensor:
         """The tensor of which this one is a copy; itself if it is none."""
-        found = self
-        while found.op.type in ("Identity", "IdentityN"):
-            found = found.op.inputs[found.index]
-        return found
+        tensor = self
+        while tensor.op.type in ("Identity", "IdentityN"):
+            tensor = tensor.op.inputs[tensor.index]
+        return tensor
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -82,7 +82,10 @@ class TracedOperation:
     @property
     def control_flow(self) -> bool:
         """Whether it calls functions."""
-        return any(each.WhichOneof("value") == "func" or each.list.func for each in self.node.attr.values())
+        return any(
+            attribute.WhichOneof("value") == "func" or attribute.list.func
+            for attribute in self.node.attr.values()
+        )
 
     @property
     def frames(self) -> Sequence[Any]:
@@ -121,7 +124,7 @@ def read_graph(graph: Any) -> TracedGraph:
     known: dict[str, TracedOperation] = {}
     for op in _in_order(graph):
         inputs = [known[t.op.name].outputs[t.value_index] for t in op.inputs]
-        control = [known[each.name] for each in op.control_inputs]
+        control = [known[predecessor.name] for predecessor in op.control_inputs]
         made = TracedOperation(op.name, op.type, definitions[op.name], inputs, control, [], op.op_def, graph)
         for index, tensor in enumerate(op.outputs):
             shape = static_shape(tensor.shape)
@@ -131,7 +134,7 @@ def read_graph(graph: Any) -> TracedGraph:
         known[op.name] = made
 
     def found(tensors: Iterable[Any]) -> list[TracedTensor]:
-        return [known[each.op.name].outputs[each.value_index] for each in tensors]
+        return [known[tensor.op.name].outputs[tensor.value_index] for tensor in tensors]
 
     return TracedGraph(list(known.values()), found(graph.inputs), found(graph.outputs), graph)
 
@@ -142,8 +145,12 @@ def _in_order(graph: Any) -> list[Any]:
     A loop whose gradient is taken gets more inputs after it was made, so the order of creation is not enough.
     """
     operations = graph.get_operations()
-    wanted = {each.op.name for each in [*graph.outputs, *graph.inputs]}
-    wanted |= {each.name for each in operations if each.op_def.is_stateful and each.type != "Placeholder"}
+    wanted = {tensor.op.name for tensor in [*graph.outputs, *graph.inputs]}
+    wanted |= {
+        operation.name
+        for operation in operations
+        if operation.op_def.is_stateful and operation.type != "Placeholder"
+    }
     done: set[str] = set()
     order: list[Any] = []
     for root in operations:
@@ -155,8 +162,10 @@ def _in_order(graph: Any) -> list[Any]:
             elif op.name not in done:
                 done.add(op.name)
                 waiting.append((op, True))
-                before = [*(each.op for each in op.inputs), *op.control_inputs]
-                waiting += [(each, False) for each in reversed(before) if each.name not in done]
+                before = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+                waiting += [
+                    (operation, False) for operation in reversed(before) if operation.name not in done
+                ]
     return order
 
 

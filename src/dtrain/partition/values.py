@@ -132,17 +132,19 @@ class Value:
 
 def layout_of_sizes(entries: tuple[Entry, ...]) -> Layout:
     """The layout of an integer value with these entries."""
-    return LOCAL_SIZES if any(isinstance(each, RowCount) for each in entries) else REPLICATED
+    return LOCAL_SIZES if any(isinstance(entry, RowCount) for entry in entries) else REPLICATED
 
 
 def rows_in_shape(value: Value) -> tuple[int, RowCount] | None:
     """The place and the rows of the only entry of a vector of sizes that counts rows, if there is one."""
-    found = [(place, each) for place, each in enumerate(value.entries or ()) if isinstance(each, RowCount)]
-    return found[0] if len(found) == 1 and value.counts_rows else None
+    counts = [
+        (place, entry) for place, entry in enumerate(value.entries or ()) if isinstance(entry, RowCount)
+    ]
+    return counts[0] if len(counts) == 1 and value.counts_rows else None
 
 
 def product(sizes: tuple[Entry, ...] | Shape) -> int | None:
     """The product of sizes; None if one is not known."""
-    if sizes is None or not all(isinstance(each, int) for each in sizes):
+    if sizes is None or not all(isinstance(size, int) for size in sizes):
         return None
-    return math.prod(each for each in sizes if isinstance(each, int))
+    return math.prod(size for size in sizes if isinstance(size, int))

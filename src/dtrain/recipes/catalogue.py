@@ -292,8 +292,8 @@ def load_recipe(name: str) -> ModuleType:
 
 def options_of_single_recipes() -> dict[str, dict[str, Field[Any]]]:
     """The options that not all recipes have: for each name, the field in each recipe that has it."""
-    found: dict[str, dict[str, Field[Any]]] = {}
+    options: dict[str, dict[str, Field[Any]]] = {}
     for name, recipe in RECIPES.items():
-        for each in own_fields(recipe.options, beyond=RecipeOptions):
-            found.setdefault(each.name, {})[name] = each
-    return found
+        for field in own_fields(recipe.options, beyond=RecipeOptions):
+            options.setdefault(field.name, {})[name] = field
+    return options

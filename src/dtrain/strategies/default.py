@@ -36,8 +36,8 @@ def get_strategy(*, memory_growth: bool = True) -> DistributionStrategy:
 
     # The process may create a strategy with several replicas later, when devices cannot be set up any more.
     devices.prepare(memory_growth=memory_growth, logical_cpus=True)
-    found: DistributionStrategy = tf.distribute.get_strategy()
-    return found
+    strategy: DistributionStrategy = tf.distribute.get_strategy()
+    return strategy
 
 
 def default_strategy(*, memory_growth: bool = True) -> Any:
@@ -46,7 +46,7 @@ def default_strategy(*, memory_growth: bool = True) -> Any:
     Raises:
         UnsupportedVersionError, BackendError, DeviceError: as `get_strategy`.
     """
-    found: Any = get_strategy(memory_growth=memory_growth)
+    strategy: Any = get_strategy(memory_growth=memory_growth)
     import tensorflow as tf
 
     if not tf.distribute.has_strategy():
@@ -55,5 +55,5 @@ def default_strategy(*, memory_growth: bool = True) -> Any:
         from dtrain.interfaces.replica_layout import ReplicaLayout
 
         install()
-        found.dtrain_managed = ManagedStrategy(layout=ReplicaLayout())
-    return found
+        strategy.dtrain_managed = ManagedStrategy(layout=ReplicaLayout())
+    return strategy

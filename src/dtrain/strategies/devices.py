@@ -45,11 +45,11 @@ def split_cpu(count: int) -> None:
     try:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
     except RuntimeError as error:
-        found = len(tf.config.list_logical_devices("CPU"))
-        if found == count:
+        existing = len(tf.config.list_logical_devices("CPU"))
+        if existing == count:
             return
         raise DeviceError(
-            f"{count} logical CPUs were asked for, but TensorFlow has started with {found}.",
+            f"{count} logical CPUs were asked for, but TensorFlow has started with {existing}.",
             hint="make the strategy before any other call that uses TensorFlow's devices",
         ) from error
 
@@ -125,11 +125,11 @@ def logical(kind: str) -> list[Any]:
 def planned(kind: str) -> int:
     """How many logical devices of a kind TensorFlow has, or will have when it starts; does not start it."""
     configured = map(tf.config.get_logical_device_configuration, tf.config.get_visible_devices(kind))
-    return sum(len(each) if each else 1 for each in configured)
+    return sum(len(configuration) if configuration else 1 for configuration in configured)
 
 
 def local(kind: str, worker: str) -> list[Any]:
     """The logical devices of a kind that belong to one task, such as "/job:worker/task:0"; "" for all."""
     task = tf.DeviceSpec.from_string(worker)
-    found = [(d, tf.DeviceSpec.from_string(d.name)) for d in logical(kind)]
-    return [d for d, spec in found if not worker or (spec.job, spec.task) == (task.job, task.task)]
+    with_specs = [(d, tf.DeviceSpec.from_string(d.name)) for d in logical(kind)]
+    return [d for d, spec in with_specs if not worker or (spec.job, spec.task) == (task.job, task.task)]

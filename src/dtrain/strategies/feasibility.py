@@ -53,9 +53,9 @@ def _on_workers(machine: Machine) -> Feasibility:
         return Feasibility(True, _of_job(machine), f"this job has {machine.job_workers} workers")
     if machine.servers_problem:
         return Feasibility(False, None, f"workers cannot reach each other: {machine.servers_problem}")
-    ways = ["NCCL"] if machine.gpus else ["ring", *([] if machine.mpi_problem else ["MPI"])]
+    backends = ["NCCL"] if machine.gpus else ["ring", *([] if machine.mpi_problem else ["MPI"])]
     missing = f"; no MPI: {machine.mpi_problem}" if machine.mpi_problem and not machine.gpus else ""
-    return Feasibility(True, None, f"with --workers N, over {' or '.join(ways)}{missing}")
+    return Feasibility(True, None, f"with --workers N, over {' or '.join(backends)}{missing}")
 
 
 def _of_job(machine: Machine) -> int:

@@ -46,12 +46,12 @@ class _AllDevices(_Extended):  # type: ignore[misc]
     """Uses all local devices, logical CPUs too."""
 
     def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> tuple[Any, str]:
-        found, kind = super()._initialize_local_devices(cluster_resolver, worker_device)
+        local_devices, kind = super()._initialize_local_devices(cluster_resolver, worker_device)
         cpus = len(devices.local("CPU", worker_device))
         if kind == "CPU" and cpus > 1:
             # TensorFlow uses only one CPU. Several logical CPUs exist because the user asked for them.
-            found = tuple(f"{worker_device}/device:CPU:{i}" for i in range(cpus))
-        return found, kind
+            local_devices = tuple(f"{worker_device}/device:CPU:{i}" for i in range(cpus))
+        return local_devices, kind
 
 
 class MultiWorkerMirroredExtended(common.LocalUpdates, _AllDevices):
@@ -207,11 +207,11 @@ def _connect_peers(topology: Topology, timeout: float | None) -> None:
 
 def _local_replicas(resolver: Any) -> tuple[int, bool]:
     """How many replicas this process has, and whether they are on GPUs, as TensorFlow will decide it."""
-    found = devices.planned("GPU")
+    gpus = devices.planned("GPU")
     # Other resolvers count TensorFlow's logical devices, and so start TensorFlow before its collectives.
-    if found and isinstance(resolver, _GIVEN_DEVICES):
-        found = resolver.num_accelerators().get("GPU", 0)
-    return (found, True) if found else (devices.planned("CPU"), False)
+    if gpus and isinstance(resolver, _GIVEN_DEVICES):
+        gpus = resolver.num_accelerators().get("GPU", 0)
+    return (gpus, True) if gpus else (devices.planned("CPU"), False)
 
 
 def _extended(strategy: Any, resolver: Any, options: Any, *, serverless: bool) -> Any:

@@ -174,20 +174,20 @@ def _within(limit: float, work: Callable[[], Found]) -> Found:
     Raises:
         TimeoutError: `work` did not end in time; its thread keeps running.
     """
-    found: list[Found] = []
+    results: list[Found] = []
     failed: list[Exception] = []
 
     def run() -> None:
         try:
-            found.append(work())
+            results.append(work())
         except Exception as error:
             failed.append(error)
 
     thread = threading.Thread(target=run, name="dtrain-find-tpu", daemon=True)
     thread.start()
     thread.join(min(limit, threading.TIMEOUT_MAX))  # a launcher's job has no limit
-    if found:
-        return found[0]
+    if results:
+        return results[0]
     raise failed[0] if failed else TimeoutError(f"no answer in {limit:g} s")
 
 

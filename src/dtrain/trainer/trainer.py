@@ -236,14 +236,14 @@ class Trainer:
         Raises:
             ConfigurationError: `compile` was not called.
         """
-        found = self._plain(data)
+        plain = self._plain(data)
         options = {"verbose": 0, "return_dict": True} | options
-        if isinstance(found, tuple):
-            x, y, weights = keras.utils.unpack_x_y_sample_weight(found)
+        if isinstance(plain, tuple):
+            x, y, weights = keras.utils.unpack_x_y_sample_weight(plain)
             return self._compiled().evaluate(
                 x, y, sample_weight=weights, batch_size=self.batches.micro_batch, **options
             )
-        return self._compiled().evaluate(found, **options)
+        return self._compiled().evaluate(plain, **options)
 
     def predict(self, data: Any, **options: Any) -> Any:
         """The model's outputs.
@@ -317,10 +317,10 @@ class Trainer:
                 # The chief's seed, so that all workers use the same order.
                 seed = self._order_seed = ranks.broadcast(self._files.order_seed())
             return Pipeline(data, batch=expected, seed=seed)
-        found = data.batch if isinstance(data, Pipeline) else _batch_of(data, expected)
-        if found not in (None, expected):
+        batch = data.batch if isinstance(data, Pipeline) else _batch_of(data, expected)
+        if batch not in (None, expected):
             raise ConfigurationError(
-                f"The data has batches of {found}, but {self.batches.per_replica} examples on each of "
+                f"The data has batches of {batch}, but {self.batches.per_replica} examples on each of "
                 f"{self.batches.replicas} replicas make {expected}.",
                 hint=f"Batch it by trainer.batches.micro_batch, which is {expected}.",
             )

@@ -123,8 +123,8 @@ class TrainerRun:
         earlier = self._earlier
         if not earlier and environment.attempt():  # the launcher has started the job again
             earlier = monitor.read_record(monitor.RunDirectory(self._path)) or {}
-        found = earlier.get("order_seed")
-        return int(found) if isinstance(found, int) else random.randrange(2**31)
+        seed = earlier.get("order_seed")
+        return int(seed) if isinstance(seed, int) else random.randrange(2**31)
 
     def begin(self, strategy: Any, settings: Mapping[str, Any]) -> None:
         """Claim the directory for this run, unless `resume` already has. Every worker must call it.

@@ -30,13 +30,13 @@ def _call(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[V
 
 @rule("If", "StatelessIf", for_replicated=True)
 def _if(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
-    names = [op.attribute(each).name for each in ("then_branch", "else_branch")]
+    names = [op.attribute(branch).name for branch in ("then_branch", "else_branch")]
     return _branches(step, op, inputs, names)
 
 
 @rule("Case", "StatelessCase", for_replicated=True)
 def _case(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
-    return _branches(step, op, inputs, [each.name for each in op.attribute("branches")])
+    return _branches(step, op, inputs, [function.name for function in op.attribute("branches")])
 
 
 def _branches(
@@ -49,9 +49,11 @@ def _branches(
         index = _truth(step, index)
     rest = [step.whole_sizes(value) for value in rest]
     graphs = [step.called(op, name) for name in names]
-    found = [step.tried(lambda block, graph=graph: step.run(graph, rest)) for graph in graphs]  # type: ignore[misc]
-    layouts = [joined([(each.layout, each.shape) for each in values]) for values in zip(*found, strict=True)]
-    shapes = [common_shape([value.shape for value in values]) for values in zip(*found, strict=True)]
+    outputs = [step.tried(lambda block, graph=graph: step.run(graph, rest)) for graph in graphs]  # type: ignore[misc]
+    layouts = [
+        joined([(value.layout, value.shape) for value in values]) for values in zip(*outputs, strict=True)
+    ]
+    shapes = [common_shape([value.shape for value in values]) for values in zip(*outputs, strict=True)]
     bodies = [_body(step, graph, rest, layouts) for graph in graphs]
     parts = [part for value in rest for part in value.parts]
     dtypes = [tensor.dtype for tensor in op.outputs]
@@ -80,20 +82,20 @@ def _for_replicas(
         make: makes the node of a replica from its own functions; of all replicas, if it is given None.
     """
     own = [[_block_of(block, place, step) for block in bodies] for place in range(step.replicas.here)]
-    found = [[block for block in blocks if block is not None] for blocks in own]
-    if len(found) == 1 or any(len(blocks) < len(bodies) for blocks in found):
+    by_replica = [[block for block in blocks if block is not None] for blocks in own]
+    if len(by_replica) == 1 or any(len(blocks) < len(bodies) for blocks in by_replica):
         return list(make(None, bodies))
     return [
         ref
-        for refs in zip(*(make(place, each) for place, each in enumerate(found)), strict=True)
+        for refs in zip(*(make(place, blocks) for place, blocks in enumerate(by_replica)), strict=True)
         for ref in refs
     ]
 
 
 def _inputs(block: NodeBlock, value: Value) -> tuple[Ref, ...]:
     """Inputs of a block for the parts of a value. A resource that replicas share is one in the block, too."""
-    found = tuple(block.input(part.dtype, place) for place, part in enumerate(value.parts))
-    return found[:1] * len(found) if exists_once([value]) else found
+    refs = tuple(block.input(part.dtype, place) for place, part in enumerate(value.parts))
+    return refs[:1] * len(refs) if exists_once([value]) else refs
 
 
 def _of(parts: Sequence[_T], place: int | None, step: Partitioner) -> Sequence[_T]:
@@ -120,10 +122,8 @@ def _block_of(block: NodeBlock, place: int, step: Partitioner) -> NodeBlock | No
 def _truth(step: Partitioner, value: Value) -> Value:
     build = step.build
     zero = build.constant(0, value.dtype)
-    found = build.op(
-        "NotEqual", [value.parts[0], zero], tf.bool, T=value.dtype, incompatible_shape_error=True
-    )
-    return Value((found,) * step.replicas.here, REPLICATED, ())
+    ref = build.op("NotEqual", [value.parts[0], zero], tf.bool, T=value.dtype, incompatible_shape_error=True)
+    return Value((ref,) * step.replicas.here, REPLICATED, ())
 
 
 def _body(
@@ -140,8 +140,8 @@ def _body(
 
 def _parts(step: Partitioner, values: Sequence[Value], layouts: Sequence[Layout]) -> list[Ref]:
     """All parts of values in these layouts."""
-    found = [step.with_layout(value, layout) for value, layout in zip(values, layouts, strict=True)]
-    return [part for value in found for part in value.parts]
+    converted = [step.with_layout(value, layout) for value, layout in zip(values, layouts, strict=True)]
+    return [part for value in converted for part in value.parts]
 
 
 def _grouped(
@@ -180,14 +180,14 @@ def _while(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[
 
     def given(block: NodeBlock) -> list[Value]:
         """The inputs of the body: first what is carried, then the rest."""
-        found = {place: step.constant(known, inputs[place].dtype) for place, known in numbers.items()}
+        values = {place: step.constant(known, inputs[place].dtype) for place, known in numbers.items()}
         for place in [*moving, *fixed]:
             parts = _inputs(block, inputs[place])
             if place in moving:
-                found[place] = Value(parts, carried[place], shapes[place])
+                values[place] = Value(parts, carried[place], shapes[place])
             else:
-                found[place] = dataclasses.replace(inputs[place], parts=parts, whole={})
-        return [found[place] for place in range(len(inputs))]
+                values[place] = dataclasses.replace(inputs[place], parts=parts, whole={})
+        return [values[place] for place in range(len(inputs))]
 
     for _ in range(_TRIES + 2 * len(moving)):  # what is carried may move on by one place in each iteration
         outputs = step.tried(lambda block: step.run(body, given(block)))

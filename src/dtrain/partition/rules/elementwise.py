@@ -169,7 +169,7 @@ def stays_partial(value: Value, others: list[Value]) -> bool:
     """Whether a sum stays partial for now: nothing makes it whole soon, and no other input is later."""
     if any(other.level > value.level for other in others):
         return False
-    return value.tensor is None or all(each.type in _LINEAR for each in value.tensor.consumers)
+    return value.tensor is None or all(consumer.type in _LINEAR for consumer in value.tensor.consumers)
 
 
 @rule(*UNARY)
@@ -206,9 +206,9 @@ def _linear(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list
 @rule("Identity", "StopGradient", "PreventGradient", "Snapshot", for_replicated=True)
 def _identity(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     (value,) = inputs
-    (found,) = step.each(op, inputs, value.layout, entries=[value.entries])
-    found.constant = value.constant
-    return [found]
+    (output,) = step.each(op, inputs, value.layout, entries=[value.entries])
+    output.constant = value.constant
+    return [output]
 
 
 @rule("IdentityN", for_replicated=True)
@@ -235,10 +235,12 @@ def _of_owner(step: Partitioner, op: TracedOperation, inputs: list[Value], owner
     build, whole = step.build, [step.whole(value) for value in inputs]
     made = []
     for place in range(step.replicas.here):
-        value, *needed = (each.parts[place] for each in whole)
+        value, *needed = (operand.parts[place] for operand in whole)
         own = value if place == owner else build.zeros_like(value)
         made.append(
-            build.node(op.type, [own, *needed], op.attributes, [each.dtype for each in whole], replica=place)
+            build.node(
+                op.type, [own, *needed], op.attributes, [operand.dtype for operand in whole], replica=place
+            )
         )
     return [
         Value(parts, REPLICATED if number else PARTIAL, value.shape)
@@ -273,8 +275,8 @@ def _elementwise(step: Partitioner, op: TracedOperation, inputs: list[Value]) ->
         return step.each(op, inputs, REPLICATED)
     if op.type == "AddN" and len({value.layout for value in inputs}) == 1:
         return step.each(op, inputs, inputs[0].layout)  # it does not broadcast
-    found = aligned(step, inputs)
-    return None if found is None else step.each(op, found[0], found[1])
+    alignment = aligned(step, inputs)
+    return None if alignment is None else step.each(op, alignment[0], alignment[1])
 
 
 def _sizes(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
@@ -286,12 +288,12 @@ def _sizes(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[
         a, b = b, a
     if not isinstance(a, RowCount) or not isinstance(b, int):
         return None
-    found: Entry = None
+    entry: Entry = None
     if op.type == "Mul" and b > 0:
-        found = a.times(b)
+        entry = a.times(b)
     elif op.type == "FloorDiv" and b > 0 and a.factor % b == 0:
-        found = RowCount(a.group, a.factor // b)
-    return None if found is None else step.sizes(op, inputs, [found])
+        entry = RowCount(a.group, a.factor // b)
+    return None if entry is None else step.sizes(op, inputs, [entry])
 
 
 def _of_sums(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
@@ -300,7 +302,7 @@ def _of_sums(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> lis
     others = [value for value in inputs if not value.partial]
     running = op.type in _SUMS and step.adds_to_parts(op)
     if op.type in _SUMS and not others and len({value.level for value in sums}) == 1:
-        if all(stays_partial(each, inputs) for each in sums):
+        if all(stays_partial(value, inputs) for value in sums):
             return step.each(op, inputs, PARTIAL)
         if not running:
             return None
@@ -315,7 +317,7 @@ def _of_sums(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> lis
     if scaled and len(sums) == 1 and others[0].replicated and op.outputs[0].dtype.is_floating:
         return step.each(op, inputs, PARTIAL) if stays_partial(sums[0], others) else None
     chosen = op.type == "SelectV2" and inputs[0].replicated and not any(value.sharded for value in others)
-    if chosen and all(stays_partial(each, inputs) for each in sums):
+    if chosen and all(stays_partial(value, inputs) for value in sums):
         return step.each(op, [inputs[0], *map(step.as_partial, inputs[1:])], PARTIAL)
     return None
 
@@ -332,7 +334,7 @@ def aligned(step: Partitioner, inputs: list[Value]) -> tuple[list[Value], Layout
     rank = max(map(len, shapes))
     lead = max((value for value in inputs if value.sharded), key=lambda value: len(value.sizes))
     layout = lead.division.along(lead.division.dim + rank - len(lead.sizes))
-    found = []
+    operands = []
     rows = {
         shape[layout.dim - rank + len(shape)]
         for value, shape in zip(inputs, shapes, strict=True)
@@ -343,12 +345,12 @@ def aligned(step: Partitioner, inputs: list[Value]) -> tuple[list[Value], Layout
         if dim >= 0 and not value.sharded and shape[dim] not in (None, 1, *rows):
             return None  # the batch's only row may be broadcast to more
         if dim < 0:
-            found.append(step.whole(value))
+            operands.append(step.whole(value))
         elif value.layout == Sharded(dim, layout.rows):
-            found.append(value)
+            operands.append(value)
         else:
-            found.append(step.divided(value, Sharded(dim, layout.rows)))
-    return found, layout
+            operands.append(step.divided(value, Sharded(dim, layout.rows)))
+    return operands, layout
 
 
 @rule("BiasAdd")

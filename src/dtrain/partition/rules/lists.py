@@ -48,9 +48,9 @@ def _taken(value: Value, handle: Value, *, stacked: bool = False) -> Value:
 @rule("TensorListReserve", "EmptyTensorList", for_replicated=True)
 def _new_list(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     inputs = [step.own_sizes(inputs[0]), step.whole(inputs[1])]
-    (found,) = step.each(op, inputs, ListOf())
-    found.reserved = op, inputs
-    return [found]
+    (handle,) = step.each(op, inputs, ListOf())
+    handle.reserved = op, inputs
+    return [handle]
 
 
 @rule("TensorListSetItem", for_replicated=True)
@@ -84,15 +84,15 @@ def _stack(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[
     handle, shape = inputs
     if _list(handle).element == LOCAL_SIZES:
         handle = step.with_layout(handle, ListOf(REPLICATED, _list(handle).shape))
-    (found,) = step.each(op, [handle, _own_shape(step, handle, shape)], REPLICATED)
-    return [_taken(found, handle, stacked=True)]
+    (output,) = step.each(op, [handle, _own_shape(step, handle, shape)], REPLICATED)
+    return [_taken(output, handle, stacked=True)]
 
 
 @rule("TensorListGather", for_replicated=True)
 def _gather(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     handle, indices, shape = inputs
-    (found,) = step.each(op, [handle, step.whole(indices), _own_shape(step, handle, shape)], REPLICATED)
-    return [_taken(found, handle, stacked=True)]
+    (output,) = step.each(op, [handle, step.whole(indices), _own_shape(step, handle, shape)], REPLICATED)
+    return [_taken(output, handle, stacked=True)]
 
 
 def _own_shape(step: Partitioner, handle: Value, shape: Value) -> Value:
@@ -130,8 +130,8 @@ def _element_shape(step: Partitioner, op: TracedOperation, inputs: list[Value]) 
     layout: Layout = LOCAL_SIZES if isinstance(listed.element, Sharded) else REPLICATED
     entries = None
     if isinstance(listed.element, Sharded) and listed.shape is not None:
-        found = list(listed.shape)
+        sizes = list(listed.shape)
         entries = tuple(
-            listed.element.rows if place == listed.element.dim else size for place, size in enumerate(found)
+            listed.element.rows if place == listed.element.dim else size for place, size in enumerate(sizes)
         )
     return step.each(op, inputs, layout, entries=[entries])

@@ -44,18 +44,20 @@ def contraction(
         return step.each(op, inputs, REPLICATED)
     lead = inputs[divided[0]].division
     label = labels[divided[0]][lead.dim]
-    found = []
+    operands = []
     for value, names in zip(inputs, labels, strict=True):
         if list(names).count(label) > 1:
             return None
         if label not in names:
-            found.append(step.whole(value))
+            operands.append(step.whole(value))
             continue
         dim = list(names).index(label)
         if value.shape is not None and value.shape[dim] == 1 and value.sharded is None:
             return None  # whether it is broadcast depends on the operation
-        found.append(step.divided(value, Sharded(dim, lead.rows)))
-    return step.each(op, found, Sharded(list(result).index(label), lead.rows) if label in result else PARTIAL)
+        operands.append(step.divided(value, Sharded(dim, lead.rows)))
+    return step.each(
+        op, operands, Sharded(list(result).index(label), lead.rows) if label in result else PARTIAL
+    )
 
 
 @rule("MatMul")
@@ -70,7 +72,7 @@ def _batch_matmul(step: Partitioner, op: TracedOperation, inputs: list[Value]) -
     ranks = [value.rank for value in inputs if value.rank is not None]
     if len(ranks) < len(inputs):
         return None
-    outer: list[Hashable] = [("outer", each) for each in range(max(ranks) - 2)]
+    outer: list[Hashable] = [("outer", index) for index in range(max(ranks) - 2)]
     labels: list[list[Hashable]] = []
     for place, (value, rank) in enumerate(zip(inputs, ranks, strict=True)):
         own = outer[len(outer) - (rank - 2) :]
@@ -91,11 +93,11 @@ def _einsum(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list
         ranks = [value.rank for value in inputs if value.rank is not None]
         if len(ranks) < len(inputs):
             return None
-        counts = [rank - len(each.replace(".", "")) for each, rank in zip(names, ranks, strict=True)]
+        counts = [rank - len(name.replace(".", "")) for name, rank in zip(names, ranks, strict=True)]
         most = max(counts)
         filled: list[list[Hashable]] = []
-        for each, count in zip(names, counts, strict=True):
-            before, dots, after = each.partition("...")
+        for name, count in zip(names, counts, strict=True):
+            before, dots, after = name.partition("...")
             middle: list[Hashable] = (
                 [("dots", most - count + place) for place in range(count)] if dots else []
             )
@@ -103,9 +105,9 @@ def _einsum(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list
         before, dots, after = result.partition("...")
         middle = [("dots", place) for place in range(most)] if dots else []
         broadcast = any(
-            value.shape is not None and value.shape[dim] == 1 and isinstance(name, tuple)
+            value.shape is not None and value.shape[dim] == 1 and isinstance(label, tuple)
             for value, own in zip(inputs, filled, strict=True)
-            for dim, name in enumerate(own)
+            for dim, label in enumerate(own)
         )
         return None if broadcast else contraction(step, op, inputs, filled, [*before, *middle, *after])
-    return contraction(step, op, inputs, [list(each) for each in names], list(result))
+    return contraction(step, op, inputs, [list(name) for name in names], list(result))

@@ -26,9 +26,9 @@ from dtrain.partition.values import Value, rows_in_shape
 def _random(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     """Each replica draws the numbers of the whole batch, and keeps those of its own rows."""
     counted = rows_in_shape(inputs[0])
-    (found,) = step.each(op, [step.whole(value) for value in inputs], REPLICATED)
+    (numbers,) = step.each(op, [step.whole(value) for value in inputs], REPLICATED)
     if counted is None:
-        return [found]
-    if found.shape is None:
-        found.shape = (None,) * len(inputs[0].entries or ())
-    return [step.divided(found, Sharded(*counted))]
+        return [numbers]
+    if numbers.shape is None:
+        numbers.shape = (None,) * len(inputs[0].entries or ())
+    return [step.divided(numbers, Sharded(*counted))]

@@ -14,7 +14,7 @@ from dtrain.partition.values import Value
 
 def axes_of(axes: Value, rank: int) -> list[int] | None:
     """The dimensions that a constant names; None if it is not known."""
-    return None if axes.constant is None else sorted({int(each) % rank for each in axes.constant.reshape(-1)})
+    return None if axes.constant is None else sorted({int(axis) % rank for axis in axes.constant.reshape(-1)})
 
 
 @rule("Sum", "Mean", "Max", "Min", "All", "Any", "Prod", "EuclideanNorm")
@@ -50,15 +50,15 @@ def _along_unknown(
 ) -> list[Value] | None:
     """The gradient of broadcasting: a sum whose axes depend on sizes, then a reshape."""
     axes = inputs[1]
-    if op.type != "Sum" or {each.type for each in op.outputs[0].consumers} != {"Reshape"}:
+    if op.type != "Sum" or {consumer.type for consumer in op.outputs[0].consumers} != {"Reshape"}:
         return None
     if dim in axes.summed:
         return step.each(op, inputs, PARTIAL)
     if dim not in axes.kept:
         return None
-    (found,) = step.each(op, inputs, inputs[0].layout, keep_dims=True)
-    found.shape = None if inputs[0].shape is None else (None,) * len(inputs[0].shape)
-    return [found]
+    (output,) = step.each(op, inputs, inputs[0].layout, keep_dims=True)
+    output.shape = None if inputs[0].shape is None else (None,) * len(inputs[0].shape)
+    return [output]
 
 
 def _mean(
@@ -96,10 +96,8 @@ def _combined(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> li
     known = {"dim": 0, "rows": None, "shape": shape, "made_by": op}
     (gathered,) = build.node(ALL_GATHER, rows, known, [own.dtype])
     types = {} if op.type in ("All", "Any") else {"T": own.dtype}
-    found = build.op(
-        op.type, [gathered, build.constant(0, tf.int32)], Tidx=tf.int32, keep_dims=False, **types
-    )
-    return [Value((found,) * step.replicas.here, REPLICATED, own.shape)]
+    ref = build.op(op.type, [gathered, build.constant(0, tf.int32)], Tidx=tf.int32, keep_dims=False, **types)
+    return [Value((ref,) * step.replicas.here, REPLICATED, own.shape)]
 
 
 @rule("L2Loss")

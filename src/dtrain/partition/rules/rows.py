@@ -98,17 +98,17 @@ def by_rows(
     lead = next((inputs[place].sharded for place in divided if inputs[place].sharded), None)
     if lead is None or lead.dim != 0:
         return None
-    found = []
+    operands = []
     for place, value in enumerate(inputs):
         if place not in divided:
-            found.append(step.whole(value))
+            operands.append(step.whole(value))
         elif value.rank is None or (
             value.shape is not None and value.shape[0] == 1 and value.sharded is None
         ):
             return None
         else:
-            found.append(step.divided(value, lead))
-    return step.each(op, found, result or lead)
+            operands.append(step.divided(value, lead))
+    return step.each(op, operands, result or lead)
 
 
 @rule(*_OF_FIRST)
@@ -155,7 +155,7 @@ def _input_gradient(step: Partitioner, op: TracedOperation, inputs: list[Value])
 
         def own_size(place: int) -> Ref:
             rows = build.cast(build.entry(build.shape(gradient.parts[place]), 0), size.dtype)
-            rest = [build.entry(whole.parts[place], each) for each in range(1, gradient.rank or 0)]
+            rest = [build.entry(whole.parts[place], dim) for dim in range(1, gradient.rank or 0)]
             return build.stack([rows, *rest])
 
         size = step.by_part(own_size, Sharded(0, gradient.sharded.rows), size.shape)
@@ -184,10 +184,10 @@ def _solve(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[
     ranks = {value.rank for value in inputs}
     if lead is None or len(ranks) > 1 or None in ranks or lead.dim >= (inputs[0].rank or 0) - 2:
         return None
-    found = [step.divided(value, lead) for value in inputs]
-    if any(value.layout != lead for value in found):
+    operands = [step.divided(value, lead) for value in inputs]
+    if any(value.layout != lead for value in operands):
         return None  # of one entry along the divided dimension
-    return step.each(op, found, lead)
+    return step.each(op, operands, lead)
 
 
 @rule("ImageProjectiveTransformV3")
@@ -198,11 +198,11 @@ def _projected(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> l
         return None
     if transforms.shape[0] != 1:
         transforms = step.divided(transforms, images.sharded)
-    (found,) = step.each(op, [images, transforms, step.whole(size), step.whole(fill)], images.layout)
-    if size.constant is not None and images.shape is not None and found.shape is not None:
+    (output,) = step.each(op, [images, transforms, step.whole(size), step.whole(fill)], images.layout)
+    if size.constant is not None and images.shape is not None and output.shape is not None:
         height, width = map(int, size.constant)
-        found.shape = op.outputs[0].shape = (images.shape[0], height, width, found.shape[3])
-    return [found]
+        output.shape = op.outputs[0].shape = (images.shape[0], height, width, output.shape[3])
+    return [output]
 
 
 @rule("DenseBincount")

@@ -18,19 +18,19 @@ from dtrain.partition.values import Value, product, rows_in_shape
 def _reshape(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     value, target = inputs
     if value.entries is not None and op.outputs[0].shape in ((), (1,), (len(value.entries),)):
-        (found,) = step.each(op, [value, step.whole(target)], value.layout, entries=[value.entries])
-        found.constant = None if value.constant is None else value.constant.reshape(op.outputs[0].shape)
-        return [found]
+        (output,) = step.each(op, [value, step.whole(target)], value.layout, entries=[value.entries])
+        output.constant = None if value.constant is None else value.constant.reshape(op.outputs[0].shape)
+        return [output]
     if value.counts_rows:
         return None
     counted = rows_in_shape(target)
     if counted is not None and value.sharded:
         (place, rows), entries = counted, target.entries or ()
         if rows.group == value.sharded.rows.group and _same_order(value, entries, place):
-            (found,) = step.each(op, inputs, Sharded(place, rows))
-            if found.shape is None:
-                found.shape = tuple(each if isinstance(each, int) else None for each in entries)
-            return [found]
+            (output,) = step.each(op, inputs, Sharded(place, rows))
+            if output.shape is None:
+                output.shape = tuple(entry if isinstance(entry, int) else None for entry in entries)
+            return [output]
     if not value.sharded:
         return step.each(op, [value, step.whole(target)], value.layout)
     shape = op.outputs[0].shape
@@ -38,7 +38,7 @@ def _reshape(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> lis
     if found_dim is None or shape is None:
         return None
     dim, rows = found_dim
-    if any(each == 0 for place, each in enumerate(shape) if place != dim):
+    if any(size == 0 for place, size in enumerate(shape) if place != dim):
         return None
     target, build = step.whole(target), step.build
 
@@ -48,10 +48,10 @@ def _reshape(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> lis
         sizes = [
             own
             if place == dim
-            else build.constant(each, target.dtype)
-            if each is not None
+            else build.constant(size, target.dtype)
+            if size is not None
             else build.entry(target.parts[replica], place)
-            for place, each in enumerate(shape)
+            for place, size in enumerate(shape)
         ]
         return build.op(
             "Reshape", [value.parts[replica], build.stack(sizes)], T=value.dtype, Tshape=target.dtype
@@ -103,7 +103,7 @@ def _transpose(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> l
     if value.sharded is None or order.constant is None:
         return None
     return step.each(
-        op, inputs, value.sharded.along([int(each) for each in order.constant].index(value.sharded.dim))
+        op, inputs, value.sharded.along([int(axis) for axis in order.constant].index(value.sharded.dim))
     )
 
 
@@ -178,7 +178,7 @@ def _fill(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[V
     target, value = inputs
     counted = rows_in_shape(target)
     if counted is None:
-        return step.each(op, [step.whole(each) for each in inputs], REPLICATED)
+        return step.each(op, [step.whole(operand) for operand in inputs], REPLICATED)
     place, rows = counted
     return step.each(op, [target, step.whole(value)], Sharded(place, rows))
 

@@ -17,10 +17,10 @@ from dtrain.partition.values import Value, layout_of_sizes, product
 
 def entries_of_shape(value: Value) -> tuple[Entry, ...]:
     """What is known of the shape of a part."""
-    found: list[Entry] = list(value.sizes)
+    entries: list[Entry] = list(value.sizes)
     if value.sharded:
-        found[value.sharded.dim] = value.sharded.rows
-    return tuple(found)
+        entries[value.sharded.dim] = value.sharded.rows
+    return tuple(entries)
 
 
 @rule("Shape", "ShapeN", for_replicated=True)
@@ -28,11 +28,11 @@ def _shape(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[
     if any(value.shape is None for value in inputs):
         return None if any(value.sharded for value in inputs) else step.each(op, inputs, layout_of_sizes(()))
     entries = [entries_of_shape(value) for value in inputs]
-    found = step.each(op, inputs, [layout_of_sizes(each) for each in entries], entries=entries)
-    for value, each in zip(found, entries, strict=True):
-        if all(isinstance(entry, int) for entry in each):
-            value.constant = np.array(each, value.dtype.as_numpy_dtype)
-    return found
+    outputs = step.each(op, inputs, [layout_of_sizes(shape) for shape in entries], entries=entries)
+    for value, shape in zip(outputs, entries, strict=True):
+        if all(isinstance(entry, int) for entry in shape):
+            value.constant = np.array(shape, value.dtype.as_numpy_dtype)
+    return outputs
 
 
 @rule("Size")
@@ -57,11 +57,11 @@ def prod(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Va
 def _product(
     step: Partitioner, op: TracedOperation, inputs: list[Value], entries: tuple[Entry, ...]
 ) -> list[Value] | None:
-    rows = [each for each in entries if isinstance(each, RowCount)]
-    others = [each for each in entries if not isinstance(each, RowCount)]
+    rows = [entry for entry in entries if isinstance(entry, RowCount)]
+    others = [entry for entry in entries if not isinstance(entry, RowCount)]
     if len(rows) != 1 or None in others:
         return None
-    number = int(np.prod([each for each in others if isinstance(each, int)], dtype=np.int64))
+    number = int(np.prod([entry for entry in others if isinstance(entry, int)], dtype=np.int64))
     return step.sizes(op, inputs, [rows[0].times(number)])
 
 
@@ -76,7 +76,7 @@ def pack(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Va
     entries = [value.entries or () for value in inputs]
     if any(value.counts_rows for value in inputs) and op.attribute("axis") == 0 and all(entries):
         # Shapes below each other, as in the gradient of a tiled value.
-        return step.sizes(op, inputs, [entry for each in entries for entry in each])
+        return step.sizes(op, inputs, [entry for shape in entries for entry in shape])
     axis = op.attribute("axis") % (inputs[0].rank + 1)
     return alike(step, op, inputs, (), lambda dim: dim + (dim >= axis))
 
@@ -85,8 +85,8 @@ def pack(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Va
 def _unpack(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     (value,) = inputs
     if value.entries is not None and value.rank == 1:
-        entries = [(each,) for each in value.entries]
-        return step.each(op, inputs, [layout_of_sizes(each) for each in entries], entries=entries)
+        entries = [(entry,) for entry in value.entries]
+        return step.each(op, inputs, [layout_of_sizes(shape) for shape in entries], entries=entries)
     if value.partial or value.replicated:
         return step.each(op, inputs, value.layout)
     if value.sharded is None or value.rank is None:
@@ -98,12 +98,12 @@ def _unpack(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list
 @rule("DynamicStitch", for_replicated=True)
 def _stitch(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     half = len(inputs) // 2
-    found: dict[int, Entry] = {}
+    entries: dict[int, Entry] = {}
     for places, value in zip(inputs[:half], inputs[half:], strict=True):
         if places.constant is None or value.entries is None:
             return None
-        found.update(zip(map(int, places.constant.reshape(-1)), value.entries, strict=True))
-    return step.sizes(op, inputs, [found.get(place) for place in range(max(found) + 1)])
+        entries.update(zip(map(int, places.constant.reshape(-1)), value.entries, strict=True))
+    return step.sizes(op, inputs, [entries.get(place) for place in range(max(entries) + 1)])
 
 
 @rule("BroadcastArgs", for_replicated=True)
@@ -113,12 +113,12 @@ def _broadcast_shape(step: Partitioner, op: TracedOperation, inputs: list[Value]
         return None
     shapes = [value.entries or () for value in inputs]
     rank = max(map(len, shapes))
-    found: list[Entry] = []
-    for left, right in zip(*((1,) * (rank - len(each)) + each for each in shapes), strict=True):
+    entries: list[Entry] = []
+    for left, right in zip(*((1,) * (rank - len(shape)) + shape for shape in shapes), strict=True):
         if left != right and 1 not in (left, right):
             return None
-        found.append(right if left == 1 else left)
-    return step.sizes(op, [step.own_sizes(value) for value in inputs], found)
+        entries.append(right if left == 1 else left)
+    return step.sizes(op, [step.own_sizes(value) for value in inputs], entries)
 
 
 @rule("BroadcastGradientArgs", for_replicated=True)
@@ -127,12 +127,12 @@ def _broadcast_gradient(step: Partitioner, op: TracedOperation, inputs: list[Val
     shapes = [value.entries for value in inputs]
     if shapes[0] is None or shapes[1] is None:
         return None
-    rank = max(len(each) for each in shapes if each is not None)
-    left, right = ((1,) * (rank - len(each)) + each for each in shapes if each is not None)
+    rank = max(len(shape) for shape in shapes if shape is not None)
+    left, right = ((1,) * (rank - len(shape)) + shape for shape in shapes if shape is not None)
     summed: list[set[int]] = [set(), set()]
     kept: list[set[int]] = [set(), set()]
     for dim, pair in enumerate(zip(left, right, strict=True)):
-        rows = [each for each in pair if isinstance(each, RowCount)]
+        rows = [entry for entry in pair if isinstance(entry, RowCount)]
         if rows and (None in pair or (len(set(pair)) > 1 and 1 not in pair)):
             return None
         for own, other, surely, never in zip(pair, pair[::-1], summed, kept, strict=True):
@@ -142,14 +142,14 @@ def _broadcast_gradient(step: Partitioner, op: TracedOperation, inputs: list[Val
                 never.add(dim)
     if all(len(a) + len(b) == rank for a, b in zip(summed, kept, strict=True)):
         return [
-            step.constant(np.array(sorted(each), np.int64), tensor.dtype)
-            for each, tensor in zip(summed, op.outputs, strict=True)
+            step.constant(np.array(sorted(dims), np.int64), tensor.dtype)
+            for dims, tensor in zip(summed, op.outputs, strict=True)
         ]
     # Of the whole: a single row of a replica would look like a dimension that is broadcast.
-    found = step.each(op, [step.whole(value) for value in inputs], REPLICATED)
-    for value, surely, never in zip(found, summed, kept, strict=True):
+    outputs = step.each(op, [step.whole(value) for value in inputs], REPLICATED)
+    for value, surely, never in zip(outputs, summed, kept, strict=True):
         value.summed, value.kept = frozenset(surely), frozenset(never)
-    return found
+    return outputs
 
 
 @rule("ConcatOffset", for_replicated=True)
@@ -159,16 +159,16 @@ def _concat_offset(step: Partitioner, op: TracedOperation, inputs: list[Value]) 
     It is not computed from the inputs' sizes, of which some may be a replica's, others the whole's.
     """
     axis, shapes = inputs[0].scalar_constant, [value.entries for value in inputs[1:]]
-    known = [each for each in shapes if each is not None]
-    if axis is None or len(known) < len(shapes) or any(isinstance(each[axis], RowCount) for each in known):
+    known = [shape for shape in shapes if shape is not None]
+    if axis is None or len(known) < len(shapes) or any(isinstance(shape[axis], RowCount) for shape in known):
         return None
-    found, begin = [], 0
-    for each in known:
-        entries: list[Entry] = [0] * len(each)
+    offsets, begin = [], 0
+    for shape in known:
+        entries: list[Entry] = [0] * len(shape)
         entries[axis] = begin
-        found.append(step.constant(np.array(entries), op.outputs[0].dtype))
-        size = each[axis]
+        offsets.append(step.constant(np.array(entries), op.outputs[0].dtype))
+        size = shape[axis]
         if not isinstance(size, int):
             return None
         begin += size
-    return found
+    return offsets

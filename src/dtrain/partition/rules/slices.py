@@ -33,20 +33,22 @@ def alike(
     lead = next((value.sharded for value in values if value.sharded), None)
     if lead is None or any(value.rank is None for value in values):
         return None
-    found = [step.divided(value, lead) for value in values]
-    if any(value.layout != lead for value in found):
+    operands = [step.divided(value, lead) for value in values]
+    if any(value.layout != lead for value in operands):
         return None  # of one entry along the divided dimension
-    return step.each(op, [*found, *rest], lead.along(move(lead.dim)))
+    return step.each(op, [*operands, *rest], lead.along(move(lead.dim)))
 
 
 @rule("StridedSlice", for_replicated=True)
 def _strided_slice(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     value, begin, end, stride = inputs
-    constants = [each.constant for each in (begin, end, stride)]
+    constants = [bound.constant for bound in (begin, end, stride)]
     if value.entries is not None and value.rank == 1 and not op.attribute("new_axis_mask"):
-        if any(each is None or each.size != 1 for each in constants):  # "..." beside an index, perhaps
+        if any(bound is None or bound.size != 1 for bound in constants):  # "..." beside an index, perhaps
             return None
-        entries = _entries_sliced(op, value.entries, [int(each[0]) for each in constants if each is not None])
+        entries = _entries_sliced(
+            op, value.entries, [int(bound[0]) for bound in constants if bound is not None]
+        )
         return step.sizes(op, inputs, entries)
     if value.counts_rows:
         return None
@@ -55,7 +57,7 @@ def _strided_slice(step: Partitioner, op: TracedOperation, inputs: list[Value]) 
         return step.each(op, inputs, value.layout)
     if value.shape is None:
         return None
-    to_end = [each == value.sharded.rows for each in end.entries or ()]  # of the divided dimension
+    to_end = [entry == value.sharded.rows for entry in end.entries or ()]  # of the divided dimension
     to = _through(_slice_of_dims(op, value.shape, constants, to_end), value.sharded.dim)
     return None if to is None else step.each(op, inputs, value.sharded.along(to))
 
@@ -99,16 +101,16 @@ def _slice_of_dims(
 
     used = sum(not has("ellipsis", place) and not has("new_axis", place) for place in range(count))
     begin, end, stride = bounds
-    found: list[str] = []
+    slices: list[str] = []
     dim = 0
     for place in range(count):
         if has("ellipsis", place):
-            found += [_KEPT] * (len(shape) - used)
+            slices += [_KEPT] * (len(shape) - used)
             dim += len(shape) - used
         elif has("new_axis", place):
-            found.append(_NEW)
+            slices.append(_NEW)
         elif has("shrink_axis", place):
-            found.append(_DROPPED)
+            slices.append(_DROPPED)
             dim += 1
         else:
             size = shape[dim]
@@ -116,22 +118,22 @@ def _slice_of_dims(
             to_last = has("end", place) or (end is not None and size is not None and end[place] >= size)
             to_last |= place < len(to_end) and to_end[place]
             every = stride is not None and stride[place] == 1
-            found.append(_KEPT if from_first and to_last and every else _CUT)
+            slices.append(_KEPT if from_first and to_last and every else _CUT)
             dim += 1
-    return found + [_KEPT] * (len(shape) - dim)
+    return slices + [_KEPT] * (len(shape) - dim)
 
 
 def _through(slices: list[str], dim: int) -> int | None:
     """Where a dimension of the input is in the result; None if it is cut or dropped."""
     at = to = 0
-    for each in slices:
-        if each == _NEW:
+    for kind in slices:
+        if kind == _NEW:
             to += 1
             continue
         if at == dim:
-            return to if each == _KEPT else None
+            return to if kind == _KEPT else None
         at += 1
-        to += each != _DROPPED
+        to += kind != _DROPPED
     return None
 
 
@@ -147,18 +149,18 @@ def _strided_slice_gradient(
     counted, known = rows_in_shape(shape), shape.constant is not None
     if shape.entries is None or not (known or (counted and counted[1] == gradient.sharded.rows)):
         return None
-    sizes = tuple(each if isinstance(each, int) else None for each in shape.entries)
-    to_end = [counted is not None and each == counted[1] for each in inputs[2].entries or ()]
-    slices = _slice_of_dims(op, sizes, [each.constant for each in inputs[1:4]], to_end)
+    sizes = tuple(size if isinstance(size, int) else None for size in shape.entries)
+    to_end = [counted is not None and entry == counted[1] for entry in inputs[2].entries or ()]
+    slices = _slice_of_dims(op, sizes, [bound.constant for bound in inputs[1:4]], to_end)
     place = next((dim for dim in range(len(sizes)) if _through(slices, dim) == gradient.sharded.dim), None)
     if place is None or (counted is not None and place != counted[0]):
         return None
     layout = gradient.sharded.along(place)
     if known:
         shape = step.own_shape(sizes, layout, shape.dtype)
-    (found,) = step.each(op, [shape, *map(step.whole, inputs[1:4]), gradient], layout)
-    found.shape = found.shape or sizes
-    return [found]
+    (output,) = step.each(op, [shape, *map(step.whole, inputs[1:4]), gradient], layout)
+    output.shape = output.shape or sizes
+    return [output]
 
 
 @rule("Slice", for_replicated=True)
@@ -205,7 +207,7 @@ def _concat(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list
 @rule("Split", "SplitV")
 def _split(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     value, axis = (inputs[1], inputs[0]) if op.type == "Split" else (inputs[0], inputs[2])
-    if not all(each.replicated for each in inputs if each is not value):
+    if not all(other.replicated for other in inputs if other is not value):
         return None
     if value.partial:
         return step.each(op, inputs, PARTIAL)
@@ -228,10 +230,10 @@ def _sizes_split(
     if op.type == "SplitV":
         if inputs[1].constant is None or (inputs[1].constant < 0).any():
             return None
-        sizes = [int(each) for each in inputs[1].constant]
+        sizes = [int(size) for size in inputs[1].constant]
     ends = np.cumsum(sizes)
     parts = [entries[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    return step.each(op, inputs, [layout_of_sizes(each) for each in parts], entries=parts)
+    return step.each(op, inputs, [layout_of_sizes(part) for part in parts], entries=parts)
 
 
 @rule("Pad", "PadV2", "MirrorPad")
@@ -249,8 +251,8 @@ def _gather(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list
     value, indices, axis_value = inputs
     axis = axis_value.scalar_constant
     if value.entries is not None and value.rank == 1 and indices.constant is not None:
-        return step.sizes(op, inputs, [value.entries[int(each)] for each in indices.constant.reshape(-1)])
-    if all(each.replicated for each in inputs):
+        return step.sizes(op, inputs, [value.entries[int(index)] for index in indices.constant.reshape(-1)])
+    if all(operand.replicated for operand in inputs):
         return step.each(op, inputs, REPLICATED)
     if axis is None or value.counts_rows or indices.counts_rows or value.rank is None or indices.rank is None:
         return None
@@ -258,14 +260,20 @@ def _gather(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list
     batch_dims = op.attribute("batch_dims")
     if batch_dims:
         lead = next(
-            (each.sharded for each in (value, indices) if each.sharded and each.sharded.dim < batch_dims),
+            (
+                operand.sharded
+                for operand in (value, indices)
+                if operand.sharded and operand.sharded.dim < batch_dims
+            ),
             None,
         )
         if lead is None:
             return None
-        found = [step.divided(each, lead) for each in (value, indices)]
+        operands = [step.divided(operand, lead) for operand in (value, indices)]
         return (
-            step.each(op, [*found, axis_value], lead) if all(each.layout == lead for each in found) else None
+            step.each(op, [*operands, axis_value], lead)
+            if all(operand.layout == lead for operand in operands)
+            else None
         )
     if value.partial and indices.replicated:
         return step.each(op, inputs, PARTIAL)

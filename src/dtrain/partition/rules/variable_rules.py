@@ -11,10 +11,10 @@ from dtrain.partition.values import Value
 @rule("ReadVariableOp", for_replicated=True)
 def _read(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     (handle,) = inputs
-    (found,) = step.each(op, inputs, PARTIAL if handle.in_parts else REPLICATED)
-    if found.shape is None:  # in the body of a loop
-        found.shape = op.outputs[0].shape = handle.variable_shape
-    return [found]
+    (output,) = step.each(op, inputs, PARTIAL if handle.in_parts else REPLICATED)
+    if output.shape is None:  # in the body of a loop
+        output.shape = op.outputs[0].shape = handle.variable_shape
+    return [output]
 
 
 @rule("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
@@ -47,7 +47,7 @@ def _gather(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list
     indices = indices if indices.sharded and not handle.in_parts else step.whole(indices)
     if op.attribute("batch_dims"):
         return None
-    (found,) = step.each(op, [handle, indices], PARTIAL if handle.in_parts else indices.layout)
-    if found.shape is None and handle.variable_shape is not None and indices.shape is not None:
-        found.shape = op.outputs[0].shape = indices.shape + handle.variable_shape[1:]
-    return [found]
+    (output,) = step.each(op, [handle, indices], PARTIAL if handle.in_parts else indices.layout)
+    if output.shape is None and handle.variable_shape is not None and indices.shape is not None:
+        output.shape = op.outputs[0].shape = indices.shape + handle.variable_shape[1:]
+    return [output]
