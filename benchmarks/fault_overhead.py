@@ -93,7 +93,7 @@ class Fit:
                 def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
                     ends.append((time.perf_counter(), time.process_time()))
                     if len(ends) % SAVE_EVERY == BEFORE:
-                        saved.update(str(each) for each in folder.glob("*/*/COMMITTED.json"))
+                        saved.update(str(file) for file in folder.glob("*/*/COMMITTED.json"))
 
             hook = self._hook
 
@@ -124,11 +124,11 @@ def excess(ends: list[float]) -> list[float]:
     Within one run it says more than two runs do on a machine that others use.
     """
     taken = [later - earlier for earlier, later in itertools.pairwise(ends)]
-    found = []
+    shares = []
     for at in range(SAVE_EVERY - 1, len(taken) - BEFORE + 2, SAVE_EVERY):
         quiet = statistics.median(taken[at - AFTER : at])
-        found.append((sum(taken[at : at + BEFORE]) - BEFORE * quiet) / (SAVE_EVERY * quiet))
-    return found
+        shares.append((sum(taken[at : at + BEFORE]) - BEFORE * quiet) / (SAVE_EVERY * quiet))
+    return shares
 
 
 class _Hook:
@@ -200,7 +200,7 @@ def measure(optimizer: str, workers: int, rounds: int, steps: int, ways: list[st
         "milliseconds_a_step": {way: jobs.summary(taken) for way, taken in seconds.items()},
         "overhead": {way: percent(seconds[way], seconds[ways[0]]) for way in ways[1:]},
         "excess_percent": round(100 * more, 2),
-        "hook_microseconds": {way: round(1e6 * each, 1) for way, each in hooks.items()},
+        "hook_microseconds": {way: round(1e6 * duration, 1) for way, duration in hooks.items()},
     }
 
 
@@ -224,16 +224,16 @@ def main() -> None:
         optimizer, workers, address = arguments.task
         serve(optimizer, int(workers), address)
         return
-    found: dict[str, Any] = jobs.circumstances()
-    found["cases"] = {
+    results: dict[str, Any] = jobs.circumstances()
+    results["cases"] = {
         f"{optimizer}, {workers} worker{'s' if workers > 1 else ''}": measure(
             optimizer, workers, arguments.rounds, arguments.steps, arguments.ways
         )
         for workers in arguments.workers
         for optimizer in arguments.optimizers
     }
-    print_table(found["cases"])
-    jobs.write(found, arguments.out)
+    print_table(results["cases"])
+    jobs.write(results, arguments.out)
 
 
 def print_table(cases: dict[str, Any]) -> None:
@@ -248,7 +248,7 @@ def print_table(cases: dict[str, Any]) -> None:
                 row += [f"{over['median']:.1f}%", f"{over['min']:.1f} to {over['max']:.1f}"]
                 row.append(f"{over['processor']:.1f}%" if "processor" in over else "")
             if way == "saving":
-                row += [f"{case['excess_percent']:.1f}%", *(f"{hook[each]:.0f}" for each in HOOKS)]
+                row += [f"{case['excess_percent']:.1f}%", *(f"{hook[kind]:.0f}" for kind in HOOKS)]
             rows.append(row)
     jobs.print_table([*heads, "mean", "to begin a save"], rows)
 

@@ -39,8 +39,8 @@ def commands(nodes: int, tasks: int, folder: Path) -> list[list[str]]:
         return [[*launch, "--workers", str(tasks), *program]]
     with socket.create_server(("127.0.0.1", 0)) as free:
         rendezvous = f"127.0.0.1:{free.getsockname()[1]}"
-    each = ["--nnodes", str(nodes), "--nproc-per-node", str(tasks // nodes), "--rendezvous", rendezvous]
-    return [[*launch, *each, "--node-rank", str(rank), *program] for rank in range(nodes)]
+    options = ["--nnodes", str(nodes), "--nproc-per-node", str(tasks // nodes), "--rendezvous", rendezvous]
+    return [[*launch, *options, "--node-rank", str(rank), *program] for rank in range(nodes)]
 
 
 @contextlib.contextmanager
@@ -49,7 +49,7 @@ def job(nodes: int, tasks: int, folder: Path) -> Iterator[list[psutil.Popen]]:
     (folder / "task.py").write_text(TASK)
     with (folder / "output").open("w") as output:
         started = [
-            psutil.Popen(each, stdout=output, stderr=output) for each in commands(nodes, tasks, folder)
+            psutil.Popen(command, stdout=output, stderr=output) for command in commands(nodes, tasks, folder)
         ]
         try:
             yield started
@@ -76,12 +76,12 @@ def seconds_until(done: Callable[[], bool], what: str) -> float:
 
 def mebibytes(processes: list[psutil.Process]) -> float:
     """The memory of processes; what several share counts once."""
-    return float(sum(each.memory_full_info().pss for each in processes)) / 2**20
+    return float(sum(process.memory_full_info().pss for process in processes)) / 2**20
 
 
 def processor_seconds(processes: list[psutil.Process]) -> float:
     """The processor time that processes have used so far."""
-    return float(sum(sum(each.cpu_times()[:2]) for each in processes))
+    return float(sum(sum(process.cpu_times()[:2]) for process in processes))
 
 
 def measured(nodes: int, tasks: int) -> str:
@@ -96,11 +96,13 @@ def measured(nodes: int, tasks: int) -> str:
         time.sleep(WATCHED)
         watching = (processor_seconds(launchers) - before) / WATCHED
         own = mebibytes(launchers)
-        children = [child for each in launchers for child in each.children(recursive=True)]
+        children = [child for launcher in launchers for child in launcher.children(recursive=True)]
         of_task = mebibytes(children) / tasks
         (folder / "end").touch()
-        stop = seconds_until(lambda: all(each.poll() is not None for each in launchers), "the end of the job")
-        if any(each.returncode for each in launchers):
+        stop = seconds_until(
+            lambda: all(launcher.poll() is not None for launcher in launchers), "the end of the job"
+        )
+        if any(launcher.returncode for launcher in launchers):
             raise RuntimeError((folder / "output").read_text()[-2000:])
     return f"| {nodes} | {tasks} | {start:.2f} | {stop:.2f} | {watching:.1%} | {own:.0f} | {of_task:.1f} |"
 

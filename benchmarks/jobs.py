@@ -93,7 +93,7 @@ class Job:
                 started = launch if command is None else command(address)
                 self._process = subprocess.Popen(started, env=environment, stdout=log, stderr=log)
             self._connections = [self._accepted(listener, side) for _ in range(answering)]
-        self._files = [each.makefile("rw", encoding="utf-8") for each in self._connections]
+        self._files = [connection.makefile("rw", encoding="utf-8") for connection in self._connections]
 
     def _accepted(self, listener: socket.socket, side: str) -> socket.socket:
         """The next process that is ready to answer."""
@@ -121,14 +121,14 @@ class Job:
         before = _processor_seconds(process)
         for file in self._files:
             print(json.dumps([what, steps]), file=file, flush=True)
-        found = []
+        answers = []
         for file in self._files:
             line = file.readline()
             answered: list[float] | str = json.loads(line) if line else "the process ended"
             if isinstance(answered, str):
                 raise RuntimeError(f"{what}: {answered}\n{self.log()}")
-            found.append(answered)
-        slowest, largest = (max(values) for values in zip(*found, strict=True))
+            answers.append(answered)
+        slowest, largest = (max(values) for values in zip(*answers, strict=True))
         return Taken(slowest, (_processor_seconds(process) - before) / steps, int(largest))
 
     def log(self) -> str:
@@ -137,8 +137,8 @@ class Job:
 
     def close(self) -> None:
         """Ends the job."""
-        for each in (*self._files, *self._connections):
-            each.close()
+        for stream in (*self._files, *self._connections):
+            stream.close()
         self._end(20)
 
     def _end(self, seconds: float) -> None:
@@ -161,12 +161,12 @@ def answer(address: str, measure: Measure) -> None:
         connection.connect(address)
         benchmark = connection.makefile("rw", encoding="utf-8")
         for line in benchmark:
-            found: list[float] | str
+            reply: list[float] | str
             try:
-                found = [measure(*json.loads(line)), _peak_memory()]
+                reply = [measure(*json.loads(line)), _peak_memory()]
             except Exception as error:  # the benchmark shows it
-                found = f"{type(error).__name__}: {error}"
-            print(json.dumps(found), file=benchmark, flush=True)
+                reply = f"{type(error).__name__}: {error}"
+            print(json.dumps(reply), file=benchmark, flush=True)
 
 
 @contextlib.contextmanager
@@ -179,18 +179,18 @@ def opened(
         starts: each with what starts it.
         absent: where given, a job that cannot be started is left out, and its reason stands there.
     """
-    found: dict[str, Job] = {}
+    jobs: dict[str, Job] = {}
     with contextlib.ExitStack() as stack:
         for name, start in starts.items():
             try:
-                found[name] = start()
+                jobs[name] = start()
             except RuntimeError as error:
                 if absent is None:
                     raise
                 absent[name] = reason(error)
             else:
-                stack.callback(found[name].close)
-        yield found
+                stack.callback(jobs[name].close)
+        yield jobs
 
 
 def turns(
@@ -210,7 +210,7 @@ def turns(
     for number in range(rounds + 1):
         for way in list(taken) if number % 2 else list(taken)[::-1]:
             try:
-                found = ways[way]()
+                measurement = ways[way]()
             except RuntimeError as error:
                 if absent is None:
                     raise
@@ -218,7 +218,7 @@ def turns(
                 del taken[way]
                 continue
             if number:
-                taken[way].append(found)
+                taken[way].append(measurement)
     return taken
 
 
@@ -244,13 +244,13 @@ def stock_strategy() -> Any:
 
 def summary(taken: Sequence[Taken]) -> dict[str, Any]:
     """Milliseconds a step: median, least, most and every round; and the median of processor time."""
-    rounds = [round(1e3 * each.wall, 4) for each in taken]
+    rounds = [round(1e3 * measurement.wall, 4) for measurement in taken]
     return {
         "median": statistics.median(rounds),
         "min": min(rounds),
         "max": max(rounds),
-        "processor": round(1e3 * statistics.median(each.processor for each in taken), 4),
-        "memory_mib": round(max(each.memory for each in taken) / 2**20),
+        "processor": round(1e3 * statistics.median(measurement.processor for measurement in taken), 4),
+        "memory_mib": round(max(measurement.memory for measurement in taken) / 2**20),
         "rounds": rounds,
     }
 
@@ -263,8 +263,8 @@ def ratio(over: Sequence[Taken], under: Sequence[Taken]) -> dict[str, Any]:
     pairs = [*zip(over, under, strict=True)]
     rounds = [round(a.wall / b.wall, 3) for a, b in pairs]
     processor = [round(a.processor / b.processor, 3) for a, b in pairs if b.processor]
-    found = {"median": statistics.median(rounds), "min": min(rounds), "max": max(rounds)}
-    return found | ({"processor": statistics.median(processor)} if processor else {})
+    quotient = {"median": statistics.median(rounds), "min": min(rounds), "max": max(rounds)}
+    return quotient | ({"processor": statistics.median(processor)} if processor else {})
 
 
 def circumstances() -> dict[str, Any]:
@@ -286,11 +286,11 @@ def circumstances() -> dict[str, Any]:
 
 def parser(description: str, *, rounds: int) -> argparse.ArgumentParser:
     """With the arguments that all benchmarks have."""
-    found = argparse.ArgumentParser(description=description)
-    found.add_argument("--rounds", type=int, default=rounds)
-    found.add_argument("--out", help="where the JSON goes instead of the screen")
-    found.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
-    return found
+    argument_parser = argparse.ArgumentParser(description=description)
+    argument_parser.add_argument("--rounds", type=int, default=rounds)
+    argument_parser.add_argument("--out", help="where the JSON goes instead of the screen")
+    argument_parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
+    return argument_parser
 
 
 def spread(found: Mapping[str, Any], digits: int = 1) -> str:
@@ -323,7 +323,7 @@ def command() -> str:
 def _without_out(arguments: Sequence[str]) -> list[str]:
     """Where the numbers were written is nobody's concern."""
     pairs = zip(["", *arguments], arguments, strict=False)
-    return [found for before, found in pairs if found != "--out" and before != "--out"]
+    return [argument for before, argument in pairs if argument != "--out" and before != "--out"]
 
 
 def _versions() -> Iterator[tuple[str, str]]:
@@ -339,10 +339,10 @@ def _peak_memory() -> int:
 
 def _processor_seconds(process: psutil.Process) -> float:
     """User and system time of a process and all below it."""
-    found = 0.0
+    seconds = 0.0
     with contextlib.suppress(psutil.Error):  # it has ended
-        for each in (process, *process.children(recursive=True)):
+        for member in (process, *process.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
-                times = each.cpu_times()
-                found += times.user + times.system
-    return found
+                times = member.cpu_times()
+                seconds += times.user + times.system
+    return seconds

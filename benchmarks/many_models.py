@@ -43,7 +43,7 @@ def train_models(side: str, models: int) -> list[float]:
         scope = dtrain.strategy(side).scope
     random = np.random.default_rng(0)
     x, y = random.random((256, 10), "float32"), random.random((256, 1), "float32")
-    found = []
+    sizes = []
     for _ in range(models):
         with scope():
             layers = [keras.layers.Dense(32, activation="silu"), keras.layers.BatchNormalization()]
@@ -54,8 +54,8 @@ def train_models(side: str, models: int) -> list[float]:
         del model
         keras.utils.clear_session()
         gc.collect()
-        found.append(resident())
-    return found
+        sizes.append(resident())
+    return sizes
 
 
 def main() -> None:
@@ -77,8 +77,8 @@ def main() -> None:
         )
         rows[side] = json.loads(done.stdout.splitlines()[-1])
         first, last = rows[side][WARM - 1], rows[side][-1]
-        each = (last - first) / (arguments.models - WARM)
-        cells.append([side, f"{first:.0f}", f"{last:.0f}", f"{each:.1f}"])
+        growth = (last - first) / (arguments.models - WARM)
+        cells.append([side, f"{first:.0f}", f"{last:.0f}", f"{growth:.1f}"])
     heads = ["side", f"after {WARM} models", f"after {arguments.models}", "each model"]
     jobs.print_table(heads, cells)
     jobs.write({**jobs.circumstances(), "unit": "MB", "resident": rows}, arguments.out)

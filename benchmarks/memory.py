@@ -61,14 +61,14 @@ def examined(model: str, side: int, batch: int, policy: str) -> dict[str, Any]:
     keras.utils.set_random_seed(1)
     keras.config.set_dtype_policy(policy)
     made = {"cnn": cnn, "transformer": transformer}[model](side)
-    found = {"predicted": predict_memory(made, batch), "measured": measure_memory(made, batch)}
+    memories = {"predicted": predict_memory(made, batch), "measured": measure_memory(made, batch)}
     keras.utils.clear_session()
     return {
         "model": model,
         "size": side,
         "batch": batch,
         "policy": policy,
-        **{way: {part: getattr(memory, part) for part in PARTS} for way, memory in found.items()},
+        **{way: {part: getattr(memory, part) for part in PARTS} for way, memory in memories.items()},
     }
 
 

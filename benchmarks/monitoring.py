@@ -31,23 +31,23 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6)
     arguments = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    found = jobs.circumstances()
+    results = jobs.circumstances()
     train = Training(arguments.epochs)
     taken = jobs.turns({way: functools.partial(train, way) for way in WAYS}, arguments.rounds)
-    found["milliseconds_a_step"] = {way: jobs.summary(each) for way, each in taken.items()}
-    found["times_silent"] = {way: jobs.ratio(taken[way], taken["silent"]) for way in WAYS[1:]}
-    found["microseconds_to_note_a_call"] = round(1e6 * noting(), 2)
+    results["milliseconds_a_step"] = {way: jobs.summary(measurements) for way, measurements in taken.items()}
+    results["times_silent"] = {way: jobs.ratio(taken[way], taken["silent"]) for way in WAYS[1:]}
+    results["microseconds_to_note_a_call"] = round(1e6 * noting(), 2)
     rows = [
         [
             way,
-            f"{found['milliseconds_a_step'][way]['median']:.3f}",
-            jobs.spread(found["times_silent"][way], 4),
+            f"{results['milliseconds_a_step'][way]['median']:.3f}",
+            jobs.spread(results["times_silent"][way], 4),
         ]
         for way in WAYS[1:]
     ]
-    silent = ["silent", f"{found['milliseconds_a_step']['silent']['median']:.3f}"]
+    silent = ["silent", f"{results['milliseconds_a_step']['silent']['median']:.3f}"]
     jobs.print_table(["", "ms a step", "times the silent one"], [silent, *rows])
-    jobs.write(found, arguments.out)
+    jobs.write(results, arguments.out)
 
 
 class Training:

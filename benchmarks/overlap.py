@@ -55,11 +55,11 @@ def network() -> Any:
             output_types=types,
             output_shapes=shapes,
         )
-        (found,) = tf.raw_ops.DatasetToSingleElement(dataset=late, output_types=types, output_shapes=shapes)
+        (element,) = tf.raw_ops.DatasetToSingleElement(dataset=late, output_types=types, output_shapes=shapes)
         if not tf.executing_eagerly():
             in_no_order(given.op)
-            in_no_order(found.op)
-        return found
+            in_no_order(element.op)
+        return element
 
     class Waiting(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
         def build(self, shape: Any) -> None:
@@ -122,8 +122,8 @@ def alone() -> dict[str, float]:
     optimizer, variables, gradients, loss = model_of_step()
 
     def both_passes() -> Any:
-        value, found = gradients()
-        return value + tf.add_n([tf.reduce_max(each[:1]) for each in found])  # uses each gradient
+        value, grads = gradients()
+        return value + tf.add_n([tf.reduce_max(grad[:1]) for grad in grads])  # uses each gradient
 
     given = [tf.zeros(variable.shape) for variable in variables]
 
@@ -138,7 +138,7 @@ def alone() -> dict[str, float]:
         return tf.reduce_max(tf.matmul(rows, rows, transpose_a=True)[:1])
 
     programs = (loss, both_passes, update, last)
-    forward, passes, updating, last_gradient = (milliseconds(in_graph(each)) for each in programs)
+    forward, passes, updating, last_gradient = (milliseconds(in_graph(program)) for program in programs)
     return {
         "forward": forward,
         "backward": passes - forward,
@@ -233,9 +233,9 @@ def loop() -> dict[str, float]:
         return total
 
     def step() -> Any:
-        value, found = gradients()
+        value, grads = gradients()
         totals = []
-        for gradient in reversed(found):  # as the backward pass makes them; calls of NumPy keep this order
+        for gradient in reversed(grads):  # as the backward pass makes them; calls of NumPy keep this order
             totals.append(
                 tf.ensure_shape(tf.numpy_function(total_of, [gradient], tf.float32), gradient.shape)
             )
@@ -309,8 +309,8 @@ def job(rate: float, overlap: bool, *program: str) -> dict[str, float]:
         output = Path(folder, "log-0").read_text()
         if any(statuses):
             raise RuntimeError(f"the job failed:\n{output[-2000:]}")
-        found: dict[str, float] = json.loads(output.splitlines()[-1])
-        return found
+        times: dict[str, float] = json.loads(output.splitlines()[-1])
+        return times
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -322,7 +322,7 @@ def environment(**more: str) -> dict[str, str]:
 def main() -> None:
     """Measures, prints a table and writes JSON."""
     programs: dict[str, Callable[..., dict[str, float]]] = {
-        each.__name__: each for each in (alone, worker, loop, limit)
+        program.__name__: program for program in (alone, worker, loop, limit)
     }
     if sys.argv[1:] and sys.argv[1] in programs:
         print(json.dumps(programs[sys.argv[1]](*map(float, sys.argv[2:]))), flush=True)
@@ -334,7 +334,7 @@ def main() -> None:
         [sys.executable, __file__, "alone"], env=environment(), stdout=subprocess.PIPE, check=True, text=True
     ).stdout
     parts = json.loads(output.splitlines()[-1])
-    found = {**jobs.circumstances(), "parts": parts, "links": {}}
+    results = {**jobs.circumstances(), "parts": parts, "links": {}}
     rows = []
     for rate in RATES:
         measured = []
@@ -349,17 +349,17 @@ def main() -> None:
         fit, serial, graph, bare, reduced, least = sorted(measured)[len(measured) // 2]
         times = {"with": fit, "without": serial, "loop": graph, "limit": bare}
         times |= {"all-reduce": reduced, "least": least}
-        found["links"][f"{rate:g}"] = times
+        results["links"][f"{rate:g}"] = times
         row = [f"{rate / 1e9:g} Gbit/s", f"{reduced:.0f}", f"{least:.0f}"]
-        for each in (fit, serial, graph, bare):
-            row += [f"{each:.0f}", f"{each / least:.2f}"]
+        for duration in (fit, serial, graph, bare):
+            row += [f"{duration:.0f}", f"{duration / least:.2f}"]
         rows.append(row)
     print(", ".join(f"{name} {value:.1f} ms" for name, value in parts.items()))
     heads = ["link", "all-reduce, ms", "least, ms"]
     for what in ("fit", "fit without overlap", "loop in a graph", "without TensorFlow"):
         heads += [f"{what}, ms", "over least"]
     jobs.print_table(heads, rows)
-    jobs.write(found, arguments.out)
+    jobs.write(results, arguments.out)
 
 
 if __name__ == "__main__":

@@ -255,15 +255,15 @@ def main() -> None:
     elif arguments.job_sizes:
         ways = size_ways(arguments.job_sizes)
         bases = {way: f"{way.partition('@')[0]}@{arguments.job_sizes[0]}" for way in ways}
-    found = {
+    results = {
         **jobs.circumstances(),
         "workers": arguments.job_sizes or arguments.workers,
         "servers": arguments.servers,
     }
     if not arguments.embeddings:
-        found["network"] = NETWORKS[arguments.network].about
+        results["network"] = NETWORKS[arguments.network].about
     if arguments.delay or arguments.rate:
-        found["link"] = {"delay_milliseconds": arguments.delay, "gigabits_a_second": arguments.rate}
+        results["link"] = {"delay_milliseconds": arguments.delay, "gigabits_a_second": arguments.rate}
     sides = dict.fromkeys(side for side, _ in ways.values())
     with jobs.opened({side: starting(side, arguments) for side in sides}) as started:
         taken = jobs.turns(
@@ -278,14 +278,16 @@ def main() -> None:
             arguments.rounds,
         )
         if arguments.overlap:
-            found["share_waited"] = {side: job.measure("waited", 1).wall for side, job in started.items()}
-    found["milliseconds_a_step"] = {way: jobs.summary(each) for way, each in taken.items()}
+            results["share_waited"] = {side: job.measure("waited", 1).wall for side, job in started.items()}
+    results["milliseconds_a_step"] = {way: jobs.summary(measurements) for way, measurements in taken.items()}
     of_first = arguments.embeddings or arguments.job_sizes
-    found["times_the_first" if of_first else "times_faster_is_fit"] = ratios = {
-        way: jobs.ratio(each, taken[bases[way]]) for way, each in taken.items() if way != bases[way]
+    results["times_the_first" if of_first else "times_faster_is_fit"] = ratios = {
+        way: jobs.ratio(measurements, taken[bases[way]])
+        for way, measurements in taken.items()
+        if way != bases[way]
     }
-    print_table(found["milliseconds_a_step"], ratios, ways)
-    jobs.write(found, arguments.out)
+    print_table(results["milliseconds_a_step"], ratios, ways)
+    jobs.write(results, arguments.out)
 
 
 def embedding_ways(rows: list[int], optimizers: list[str]) -> dict[str, tuple[str, str]]:

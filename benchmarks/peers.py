@@ -24,13 +24,13 @@ def torch_python(given: str | None, *, install: bool) -> tuple[str | None, str]:
         if problem:
             return None, problem
     try:
-        found = subprocess.run(
+        done = subprocess.run(
             [python, "-c", "import torch; print(torch.__version__)"],
             capture_output=True, text=True, timeout=120,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, f"PyTorch: {error}"
-    return (str(python), found.stdout.strip()) if found.returncode == 0 else (None, _last(found.stderr))
+    return (str(python), done.stdout.strip()) if done.returncode == 0 else (None, _last(done.stderr))
 
 
 def _made() -> str:

@@ -64,7 +64,7 @@ def recorded() -> list[Line]:
                 if line.startswith("[dtrain]")
                 else [line]
             )
-            lines += [(each, _colour(line)) for each in shown]
+            lines += [(text, _colour(line)) for text in shown]
             if not killed and re.search(rf"\b[Ee]poch {KILL_IN_EPOCH}\b", line):
                 pid = worker_of(process.pid, 1)
                 time.sleep(0.25)  # in the middle of the epoch
@@ -136,8 +136,8 @@ NAMES = {
 
 def newest_measurement() -> dict[str, Any]:
     """The results with most of the cases; of several, those measured last."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.glob("speed*.json")]
-    return max(found, key=lambda data: (len(set(CASES) & set(data["cases"])), data["measured_at"]))
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.glob("speed*.json")]
+    return max(results, key=lambda data: (len(set(CASES) & set(data["cases"])), data["measured_at"]))
 
 
 def speed_plot(data: dict[str, Any]) -> str:

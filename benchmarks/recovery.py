@@ -133,11 +133,11 @@ class Training:
             TimeoutError: it did not in time, or the job ended.
         """
         deadline = time.monotonic() + seconds
-        while (found := happened()) is None:
+        while (moment := happened()) is None:
             if time.monotonic() > deadline or self._process.poll() is not None:
                 raise TimeoutError
             time.sleep(0.01)
-        return found
+        return moment
 
     def _read(self) -> list[Step]:
         for line in self._file:
@@ -157,7 +157,7 @@ class Training:
 
     def _spares_are_ready(self) -> float | None:
         """Now, if all are; a spare closes the pipe over which it says so."""
-        found = 0
+        ready = 0
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text("ascii")
         workers = {step.process for step in self._read()}
         for child in children.split():
@@ -167,8 +167,8 @@ class Training:
                 if spare is None or int(child) in workers:
                     continue
                 pipe = spare.rpartition(b":")[2].decode()
-                found += not os.path.lexists(f"/proc/{child}/fd/{pipe}")
-        return time.monotonic() if found >= self._spares else None
+                ready += not os.path.lexists(f"/proc/{child}/fd/{pipe}")
+        return time.monotonic() if ready >= self._spares else None
 
 
 def main() -> None:
@@ -180,22 +180,22 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.02, help="seconds added to each step")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     arguments = parser.parse_args()
-    found = {**jobs.circumstances(), "workers": WORKERS, "pause": arguments.pause}
+    results = {**jobs.circumstances(), "workers": WORKERS, "pause": arguments.pause}
     ways = [way for way in arguments.ways if way != "torchrun" or arguments.torch]
     if arguments.torch:
         asked = [arguments.torch, "-c", "import torch; print(torch.__version__)"]
-        found["versions"]["torch"] = subprocess.check_output(asked, text=True).strip()
+        results["versions"]["torch"] = subprocess.check_output(asked, text=True).strip()
     kills: dict[str, list[Kill]] = {way: [] for way in ways}
     for number in range(arguments.rounds):
         for way in ways if number % 2 else ways[::-1]:
             count = arguments.kills if way == "spares" else arguments.other_kills or arguments.kills
             kills[way] += measure(way, count, arguments.torch, arguments.pause)
             print(way, *kills[way][-count:], sep="\n  ", file=sys.stderr, flush=True)
-        found["kills"] = {way: summary(each) for way, each in kills.items()}
+        results["kills"] = {way: summary(of_way) for way, of_way in kills.items()}
         if arguments.out:
-            jobs.write(found, arguments.out)
-    print_table(found["kills"])
-    jobs.write(found, arguments.out)
+            jobs.write(results, arguments.out)
+    print_table(results["kills"])
+    jobs.write(results, arguments.out)
 
 
 def measure(way: str, kills: int, torch: str, pause: float) -> list[Kill]:
@@ -249,11 +249,11 @@ def _spread(numbers: Sequence[float]) -> dict[str, float] | None:
 def print_table(found: dict[str, dict[str, Any]]) -> None:
     """A row a way."""
     rows = []
-    for way, each in found.items():
-        row = [WAYS[way], f"{each['recovered']} of {each['kills']}"]
-        if each["seconds"]:
-            row += [jobs.spread(each["seconds"], 2), f"{each['repeated_steps']['median']:.0f}"]
-        ready = each["seconds_until_spares_are_ready"]
+    for way, result in found.items():
+        row = [WAYS[way], f"{result['recovered']} of {result['kills']}"]
+        if result["seconds"]:
+            row += [jobs.spread(result["seconds"], 2), f"{result['repeated_steps']['median']:.0f}"]
+        ready = result["seconds_until_spares_are_ready"]
         rows.append(row + ([f"{ready['median']:.1f} s"] if ready else []))
     heads = ["", "recovered", "seconds to the next step", "steps repeated", "spares ready after"]
     jobs.print_table(heads, rows)

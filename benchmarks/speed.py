@@ -46,7 +46,7 @@ def command(side: Side, network: str, address: str, torch: tuple[str | None, str
     Raises:
         AbsentError: there is no PyTorch, or no MPI.
     """
-    file, *arguments = (each.format(network=network, address=address) for each in side.program)
+    file, *arguments = (word.format(network=network, address=address) for word in side.program)
     program = [str(HERE / file), *arguments]
     python, alone = sys.executable, [str(HERE / "workers.py"), str(side.processes)]
     if side.starter == "alone":
@@ -98,23 +98,26 @@ def judged(case: Case, taken: dict[str, list[jobs.Taken]]) -> dict[str, Any]:
     for name, parts in case.together.items():
         if taken.keys() >= {*parts}:
             rounds = zip(*(taken[part] for part in parts), strict=True)
-            others[name] = [each[0]._replace(wall=sum(part.wall for part in each)) for each in rounds]
+            others[name] = [
+                measurements[0]._replace(wall=sum(part.wall for part in measurements))
+                for measurements in rounds
+            ]
     ratios: dict[str, Any] = {}
     for name, times in others.items() if first in taken else ():
-        found = jobs.ratio(times, taken[first])
-        found.pop("processor", None)
+        ratio = jobs.ratio(times, taken[first])
+        ratio.pop("processor", None)
         aim = case.aims.get(name)
-        ratios[name] = found if aim is None else {**found, "aim": aim, "met": found["median"] >= aim}
-    times = {name: jobs.summary(each) for name, each in taken.items()}
-    for name, each in times.items():
+        ratios[name] = ratio if aim is None else {**ratio, "aim": aim, "met": ratio["median"] >= aim}
+    times = {name: jobs.summary(measurements) for name, measurements in taken.items()}
+    for name, summary in times.items():
         # Of one process, over several epochs; whatever else it does meanwhile counts too.
-        each["processor"] = round(each["processor"] / jobs.EPOCHS / case.sides[name].processes, 3)
+        summary["processor"] = round(summary["processor"] / jobs.EPOCHS / case.sides[name].processes, 3)
     batch = NETWORKS[case.network].batch
     return {
         "milliseconds_a_step": times,
         "examples_a_second": {
-            name: round(1e3 * batch * case.sides[name].processes / each["median"])
-            for name, each in times.items()
+            name: round(1e3 * batch * case.sides[name].processes / summary["median"])
+            for name, summary in times.items()
         },
         "times_faster": ratios,
         "commands": {name: " ".join(("python", *side.program)) for name, side in case.sides.items()},
@@ -167,8 +170,8 @@ def table(found: dict[str, Any]) -> str:
             if name in case["times_faster"]:
                 rows.append([about.title, f"{name} together", *[""] * 5, *_ratio(case["times_faster"][name])])
     lines = [markdown_of(heads, rows)]
-    for name, each in found["others"].items():
-        lines += ["", f"**{name}**", "", each.get("table") or f"Not measured: {each['absent']}"]
+    for name, result in found["others"].items():
+        lines += ["", f"**{name}**", "", result.get("table") or f"Not measured: {result['absent']}"]
     return "\n".join(lines)
 
 
@@ -203,21 +206,21 @@ def main() -> None:
         if wants_torch
         else (None, "no case needs PyTorch")
     )
-    found: dict[str, Any] = jobs.circumstances()
-    found["versions"] |= {"torch": torch[1]} if torch[0] else {}
-    found["cases"], found["others"] = {}, {}
+    results: dict[str, Any] = jobs.circumstances()
+    results["versions"] |= {"torch": torch[1]} if torch[0] else {}
+    results["cases"], results["others"] = {}, {}
     for name in chosen:
         print(f"{name} ...", file=sys.stderr, flush=True)
         if name in CASES:
-            found["cases"][name] = measure(CASES[name], asked.rounds, torch)
+            results["cases"][name] = measure(CASES[name], asked.rounds, torch)
         else:
-            found["others"][name] = other(name)
-    found["hardware"]["load_after"] = os.getloadavg()[0]
-    text = table(found)
+            results["others"][name] = other(name)
+    results["hardware"]["load_after"] = os.getloadavg()[0]
+    text = table(results)
     print(text)
     asked.out.mkdir(parents=True, exist_ok=True)
     (asked.out / "speed.md").write_text(text + "\n", encoding="utf-8")
-    jobs.write(found, str(asked.out / "speed.json"))
+    jobs.write(results, str(asked.out / "speed.json"))
 
 
 if __name__ == "__main__":

@@ -52,10 +52,10 @@ class AllReduceLoop:
             return np.float32(0)
 
         def means(gradients: list[Any]) -> list[Any]:
-            flat = tf.concat([tf.reshape(each, [-1]) for each in gradients], 0)
+            flat = tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], 0)
             mean = tf.ensure_shape(tf.numpy_function(mean_over_workers, [flat], tf.float32), flat.shape)
-            parts = tf.split(mean, [each.shape.num_elements() for each in gradients])
-            return [tf.reshape(part, each.shape) for part, each in zip(parts, gradients, strict=True)]
+            parts = tf.split(mean, [gradient.shape.num_elements() for gradient in gradients])
+            return [tf.reshape(part, gradient.shape) for part, gradient in zip(parts, gradients, strict=True)]
 
         @tf.function
         def train(dataset: Any) -> Any:
@@ -84,7 +84,7 @@ class AllReduceLoop:
         if steps not in self._datasets:
             batch = self._network.batch
             x, y = self._network.data(batch * steps)
-            batches = [each.reshape(-1, batch, *each.shape[1:]) for each in (x, y)]
+            batches = [array.reshape(-1, batch, *array.shape[1:]) for array in (x, y)]
             self._datasets[steps] = tf.data.Dataset.from_tensor_slices(tuple(batches))
         begun = time.perf_counter()
         for _ in range(jobs.EPOCHS):

@@ -57,8 +57,8 @@ class Loop:
         def steps(iterator: Any, count: Any) -> Any:
             loss = tf.constant(0.0)
             for _ in tf.range(count):
-                each = strategy.run(replica_step, args=(next(iterator),))
-                loss = strategy.experimental_local_results(each)[0]
+                per_replica = strategy.run(replica_step, args=(next(iterator),))
+                loss = strategy.experimental_local_results(per_replica)[0]
             return loss
 
         self._steps = steps

@@ -35,7 +35,7 @@ class XlaLoop:
 
         @tf.function(jit_compile=True, autograph=False)
         def steps(x: Any, y: Any, count: Any) -> Any:
-            x, y = (tf.reshape(each, [-1, batch, *each.shape[1:]]) for each in (x, y))
+            x, y = (tf.reshape(array, [-1, batch, *array.shape[1:]]) for array in (x, y))
 
             def body(number: Any, total: Any) -> Any:
                 return number + 1, total + step(tf.gather(x, number), tf.gather(y, number))
@@ -58,7 +58,7 @@ class XlaLoop:
 
         if steps not in self._arrays:
             data = self._network.data(self._network.batch * steps)
-            self._arrays[steps] = [tf.constant(each) for each in data]
+            self._arrays[steps] = [tf.constant(array) for array in data]
         begun = time.perf_counter()
         for _ in range(jobs.EPOCHS):
             float(self._epoch(*self._arrays[steps], tf.constant(steps)))

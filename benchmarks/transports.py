@@ -93,11 +93,11 @@ def met(address: tuple[str, int], *, first: bool) -> socket.socket:
     """A connection between two processes, of which the first listens and the other tries until it does."""
     if first:
         with socket.create_server(address) as listener:
-            found, _ = listener.accept()
+            connection, _ = listener.accept()
     else:
-        found = _connected(address)
-    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return found
+        connection = _connected(address)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
 
 
 def _connected(address: tuple[str, int]) -> socket.socket:
@@ -186,7 +186,7 @@ def main() -> None:
         serve(*sys.argv[1:])
         return
     arguments = jobs.parser("what two processes can exchange", rounds=5).parse_args()
-    found = jobs.circumstances()
+    results = jobs.circumstances()
     absent: dict[Any, str] = {}
     sides = Case(title="", network="", sides=SIDES)
     with jobs.opened({name: starting(sides, name, (None, "")) for name in SIDES}, absent=absent) as started:
@@ -196,16 +196,18 @@ def main() -> None:
             if side in started
         }
         taken = jobs.turns(ways, arguments.rounds, absent=absent)
-    found["milliseconds"] = {f"{side}: {what}": jobs.summary(each) for (side, what), each in taken.items()}
-    found["absent"] = {str(way): why for way, why in absent.items()}
+    results["milliseconds"] = {
+        f"{side}: {what}": jobs.summary(measurements) for (side, what), measurements in taken.items()
+    }
+    results["absent"] = {str(way): why for way, why in absent.items()}
     rows = []
-    for (side, what), each in taken.items():
+    for (side, what), measurements in taken.items():
         own = taken.get(("mpi", f"{what.partition(' in ')[0]} by MPI itself"))
-        times = f"{jobs.ratio(each, own)['median']:.2f}" if own and what.endswith("in a step") else ""
-        milliseconds = 1e3 * statistics.median(one.wall for one in each)
+        times = f"{jobs.ratio(measurements, own)['median']:.2f}" if own and what.endswith("in a step") else ""
+        milliseconds = 1e3 * statistics.median(one.wall for one in measurements)
         rows.append([f"{SIDES[side].title}: {what}", f"{milliseconds:.3f}", times])
     jobs.print_table(["", "ms", "times MPI's own"], rows)
-    jobs.write(found, arguments.out)
+    jobs.write(results, arguments.out)
 
 
 if __name__ == "__main__":

@@ -61,8 +61,8 @@ def start(count: int, command: list[str], *, apart: bool = False) -> int:
     """
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count + 1)]
-        *ports, port = (each.getsockname()[1] for each in sockets)
-    addresses = [f"127.0.0.1:{each}" for each in ports]
+        *ports, port = (listener.getsockname()[1] for listener in sockets)
+    addresses = [f"127.0.0.1:{number}" for number in ports]
     processes = []
     for index in range(count):
         task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}

@@ -127,7 +127,7 @@ def _among(path: str, patterns: Sequence[str]) -> bool:
 
 def paths_since(commit: str, root: Path = ROOT) -> list[str] | None:
     """The files that differ from those of a commit, committed or not; None if git cannot say."""
-    found = []
+    paths = []
     since = ["diff", "--name-only", "--no-renames", "-z", commit, "--"]
     for words in (since, ["ls-files", "-z", "--others", "--exclude-standard"]):
         try:
@@ -136,8 +136,8 @@ def paths_since(commit: str, root: Path = ROOT) -> list[str] | None:
             return None
         if done.returncode:
             return None
-        found += done.stdout.split("\0")[:-1]
-    return found
+        paths += done.stdout.split("\0")[:-1]
+    return paths
 
 
 def left_out(paths: Sequence[str] | None) -> list[Group]:

@@ -171,24 +171,26 @@ def go_on(directory: Path, known: int, note: int) -> None:
 
     The newest checkpoint may not be older than `known`, the last step that a writer reported as committed.
     """
-    found = committed(str(directory))
-    newest = found[0].step if found else 0
+    checkpoints = committed(str(directory))
+    newest = checkpoints[0].step if checkpoints else 0
     if newest < known:
         raise RuntimeError(f"{known} was committed, but the newest that is there is {newest}")
-    for each in found:
-        check(each)
+    for checkpoint in checkpoints:
+        check(checkpoint)
     remove_uncommitted(str(directory))
     left = sorted(path.name for path in directory.glob("*")) if directory.exists() else []
-    if left != sorted(Path(each.path).name for each in found):
+    if left != sorted(Path(checkpoint.path).name for checkpoint in checkpoints):
         raise RuntimeError(f"left after tidying up: {left}")
     stores = [CheckpointStore(str(directory), token="second", writer=w, writers=2, keep=KEEP) for w in (0, 1)]
-    for writer, each in enumerate(stores):
-        each.save(newest + 10, tensors(newest + 10, writer), {"step": newest + 10})
-    problems = [each.take_problem() for each in stores if each.wait() and each.close()]
+    for writer, writer_store in enumerate(stores):
+        writer_store.save(newest + 10, tensors(newest + 10, writer), {"step": newest + 10})
+    problems = [
+        writer_store.take_problem() for writer_store in stores if writer_store.wait() and writer_store.close()
+    ]
     after = committed(str(directory))
-    if problems != [None, None] or [each.step for each in after] != [
+    if problems != [None, None] or [checkpoint.step for checkpoint in after] != [
         newest + 10,
-        *(each.step for each in found[: KEEP - 1]),
+        *(checkpoint.step for checkpoint in checkpoints[: KEEP - 1]),
     ]:
         raise RuntimeError(f"after the next save: {problems}, {after}")
     check(after[0])
@@ -218,7 +220,7 @@ def life(directory: Path, kill: Kill | None) -> tuple[list[Process], list[int]]:
     for end in itertools.chain(*lives):
         os.close(end)
     if kill is None:
-        return writers, [each.end() for each in writers]
+        return writers, [process.end() for process in writers]
     victim, other = writers[kill.writer], writers[1 - kill.writer]
     statuses = {kill.writer: victim.end()}
     if not kill.alone:
@@ -281,7 +283,7 @@ def try_kills(folder: Path, every: int, timeout: float | None = None) -> list[di
         program.wait()
     assert program.returncode == 0, f"{output[-2000:]}\n{errors[-4000:]}"
     *lives, last = map(json.loads, output.splitlines())
-    wrong = [each for each in lives if each["wrong"]]
+    wrong = [entry for entry in lives if entry["wrong"]]
     assert not wrong, wrong
     assert last["kills"] == len(lives) and [path.name for path in folder.iterdir()] == ["undisturbed"]
     return lives
@@ -294,10 +296,10 @@ def main() -> None:
     arguments = parser.parse_args()
     began = time.monotonic()
     undisturbed, statuses = life(arguments.folder / "undisturbed", None)
-    operations = [[line for line in each.lines if line in CHANGES] for each in undisturbed]
+    operations = [[line for line in process.lines if line in CHANGES] for process in undisturbed]
     whole = statuses == [0, 0] and undisturbed[0].lines[-1] == f"committed {STEPS[-1]}"
     if not whole:
-        sys.exit(f"undisturbed: {statuses} {[each.lines[-9:] for each in undisturbed]}")
+        sys.exit(f"undisturbed: {statuses} {[process.lines[-9:] for process in undisturbed]}")
     kills = list(all_kills(operations))[:: arguments.every]
     for number, kill in enumerate(kills):
         print(json.dumps(try_kill(arguments.folder / str(number), kill)), flush=True)

@@ -21,7 +21,7 @@ def saved(written: CheckpointStore, step: int, value: float | None = None, **mor
 
 
 def steps(directory: Any) -> list[int]:
-    return [each.step for each in committed(str(directory))]
+    return [checkpoint.step for checkpoint in committed(str(directory))]
 
 
 def directories(directory: Path) -> list[str]:

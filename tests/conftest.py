@@ -83,7 +83,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def _children() -> dict[int, str]:
     """The living child processes of this process, and their command lines."""
-    found = {}
+    children = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
@@ -91,8 +91,8 @@ def _children() -> dict[int, str]:
         except OSError:
             continue
         if int(parent) == os.getpid() and state != "Z" and not any(kept in command for kept in _KEPT):
-            found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace").strip()
-    return found
+            children[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace").strip()
+    return children
 
 
 @pytest.fixture(autouse=True)

@@ -64,23 +64,23 @@ def _of_docstrings(tree: ast.AST) -> Iterator[int]:
 
 def by_folder(root: Path) -> dict[str, Lines]:
     """Count the lines of each folder directly below `root`; "." stands for the files of `root` itself."""
-    found: dict[str, Lines] = {}
+    counts: dict[str, Lines] = {}
     for path in sorted(root.rglob("*.py")):
         inner = path.relative_to(root).parts
         name = inner[0] if len(inner) > 1 else "."
-        found[name] = found.get(name, Lines()).plus(count(path.read_text(encoding="utf-8")))
-    return found
+        counts[name] = counts.get(name, Lines()).plus(count(path.read_text(encoding="utf-8")))
+    return counts
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.count", description="counts lines of Python")
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "src" / "dtrain")
-    found = by_folder(parser.parse_args().folder)
+    counts = by_folder(parser.parse_args().folder)
     total = Lines()
-    for each in found.values():
-        total = total.plus(each)
+    for part in counts.values():
+        total = total.plus(part)
     print(f"{'folder':<20}{'files':>7}{'code':>8}{'documentation':>15}{'share':>7}{'empty':>7}")
-    for name, lines in [*found.items(), ("all", total)]:
+    for name, lines in [*counts.items(), ("all", total)]:
         share = lines.documentation / max(lines.code + lines.documentation, 1)
         print(
             f"{name:<20}{lines.files:>7}{lines.code:>8}{lines.documentation:>15}{share:>7.0%}{lines.empty:>7}"

@@ -45,8 +45,8 @@ class Training:
 
     def result(self) -> dict[str, Any]:
         """The training's result, with its CSV log."""
-        found: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
-        return {**found, "log": (self.folder / "log.csv").read_text()}
+        result: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
+        return {**result, "log": (self.folder / "log.csv").read_text()}
 
     def steps(self) -> list[tuple[int, int, float]]:
         """Every step that was made: the process id, the step's number over all epochs, the Unix time."""
@@ -59,8 +59,8 @@ class Training:
 
     def fault(self, number: int) -> dict[str, Any]:
         """The time of a fault, and the newest committed checkpoint at that time."""
-        found: dict[str, Any] = json.loads((self.folder / f"fault-{number}").read_text())
-        return found
+        fault: dict[str, Any] = json.loads((self.folder / f"fault-{number}").read_text())
+        return fault
 
 
 class Job:
@@ -147,8 +147,8 @@ class Job:
 def run(trainings: Sequence[Training], *, status: int = 0, **options: Any) -> Job:
     """Run a job to its end; asserts the expected exit status, and that no process is left."""
     with Job(trainings, **options) as job:
-        found = job.wait()
-    assert found == status, f"status {found}\n{job.text}"
+        exit_code = job.wait()
+    assert exit_code == status, f"status {exit_code}\n{job.text}"
     assert_nothing_runs(trainings)
     return job
 
@@ -166,7 +166,7 @@ def run_alone(trainings: Sequence[Training], env: Mapping[str, str] | None = Non
 
 def arguments(trainings: Sequence[Training]) -> list[str]:
     """The command-line arguments of the program."""
-    return [text for each in trainings for text in (str(each.folder), json.dumps(each.options))]
+    return [text for training in trainings for text in (str(training.folder), json.dumps(training.options))]
 
 
 def undisturbed(folder: Path, strategy: str, *options: dict[str, Any]) -> list[dict[str, Any]]:
@@ -174,11 +174,11 @@ def undisturbed(folder: Path, strategy: str, *options: dict[str, Any]) -> list[d
 
     Results that no earlier test of this process requested are computed in one job.
     """
-    plain = [{"data": "arrays", **each, "strategy": strategy, "save": None} for each in options]
-    names = [json.dumps(each, sort_keys=True) for each in plain]
+    plain = [{"data": "arrays", **settings, "strategy": strategy, "save": None} for settings in options]
+    names = [json.dumps(settings, sort_keys=True) for settings in plain]
     missing = {
-        name: Training(folder / f"{number}", each)
-        for number, (name, each) in enumerate(zip(names, plain, strict=True))
+        name: Training(folder / f"{number}", settings)
+        for number, (name, settings) in enumerate(zip(names, plain, strict=True))
         if name not in _UNDISTURBED
     }
     if missing and strategy == "multi_worker":
@@ -191,12 +191,12 @@ def undisturbed(folder: Path, strategy: str, *options: dict[str, Any]) -> list[d
 
 def assert_same(training: Training, expected: dict[str, Any], *, epochs: int | None = None) -> None:
     """Assert that the training ended with the same bits, and saw every example once in every epoch."""
-    found = training.result()
-    assert found == expected
+    result = training.result()
+    assert result == expected
     count = epochs or training.options.get("epochs", 3)
-    assert found["epochs"] == list(range(count))
-    assert found["history"]["seen_once"] == [EXAMPLES] * count
-    assert len(found["log"].splitlines()) == count + 1
+    assert result["epochs"] == list(range(count))
+    assert result["history"]["seen_once"] == [EXAMPLES] * count
+    assert len(result["log"].splitlines()) == count + 1
 
 
 def assert_nothing_left(*trainings: Training) -> None:

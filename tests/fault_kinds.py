@@ -32,8 +32,8 @@ def once(folder: Path, number: int, backup: Path) -> bool:
 
 def newest_step(backup: Path) -> int:
     """The step of the checkpoint that was committed last; 0 if there is none."""
-    found = sorted(backup.glob("fit-*/step-*/COMMITTED.json"), key=lambda path: path.stat().st_mtime_ns)
-    return int(found[-1].parent.name.split("-")[1]) if found else 0
+    markers = sorted(backup.glob("fit-*/step-*/COMMITTED.json"), key=lambda path: path.stat().st_mtime_ns)
+    return int(markers[-1].parent.name.split("-")[1]) if markers else 0
 
 
 def happen(fault: dict[str, Any], backup: Path, lives: Path) -> None:

@@ -128,7 +128,7 @@ def train(folder: Path, options: Options) -> None:
             "history": history.history,
             "epochs": history.epoch,
             "iterations": int(model.optimizer.iterations.numpy()),
-            "values": [float(value) for each in model.weights for value in each.numpy().ravel()],
+            "values": [float(value) for weight in model.weights for value in weight.numpy().ravel()],
         }
         unfinished = folder / "result.unfinished"
         unfinished.write_text(json.dumps(result))
@@ -140,8 +140,8 @@ def train(folder: Path, options: Options) -> None:
 
 def task() -> str:
     """This process's task, such as `worker:0`."""
-    found = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"type": "worker", "index": 0})
-    return f"{found['type']}:{found['index']}"
+    own_task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"type": "worker", "index": 0})
+    return f"{own_task['type']}:{own_task['index']}"
 
 
 @functools.cache
@@ -358,10 +358,10 @@ def inject_fault(folder: Path, options: Options, number: int, backup: Any = None
 
 def digest(model: Any) -> str:
     """A hash of all bits of weights, moving statistics, moments and counters."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for variable in [*model.variables, *model.optimizer.variables]:
-        found.update(variable.numpy().tobytes())
-    return found.hexdigest()
+        hasher.update(variable.numpy().tobytes())
+    return hasher.hexdigest()
 
 
 if __name__ == "__main__":

@@ -43,8 +43,8 @@ def measured() -> dict[str, list[str]]:
             check=True,
             capture_output=True,
         )
-        found: dict[str, list[str]] = json.loads(output.read_text(encoding="utf-8"))
-        return found
+        files: dict[str, list[str]] = json.loads(output.read_text(encoding="utf-8"))
+        return files
 
 
 def rooms(files: Iterable[str]) -> list[str]:
@@ -68,7 +68,7 @@ def _train() -> None:
 
     import dtrain
 
-    found: dict[str, dict[str, None]] = {}
+    called: dict[str, dict[str, None]] = {}
     recording = threading.Event()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
@@ -79,7 +79,7 @@ def _train() -> None:
             and code.co_filename.startswith(str(PACKAGE))
             and code.co_flags & inspect.CO_OPTIMIZED
         ):
-            found.setdefault(code.co_filename, {}).setdefault(code.co_qualname)
+            called.setdefault(code.co_filename, {}).setdefault(code.co_qualname)
 
     # Also in threads that live longer: which of them answers a peer depends on who comes first.
     threading.setprofile(note)
@@ -97,7 +97,7 @@ def _train() -> None:
     sys.setprofile(None)
     threading.setprofile(None)
     if dtrain.is_chief():
-        files = {str(Path(name).relative_to(PACKAGE)): [*calls] for name, calls in found.items()}
+        files = {str(Path(name).relative_to(PACKAGE)): [*calls] for name, calls in called.items()}
         Path(os.environ[_OUTPUT]).write_text(json.dumps(files), encoding="utf-8")
 
 
@@ -109,8 +109,8 @@ def main() -> None:
     if options.worker:
         _train()
         return
-    found = measured()
-    for number, (name, calls) in enumerate(found.items(), start=1):
+    files = measured()
+    for number, (name, calls) in enumerate(files.items(), start=1):
         print(f"{number:3} {name}" + (f": {', '.join(calls)}" if options.calls else ""))
 
 

@@ -67,14 +67,14 @@ def files(text: str) -> list[Block]:
 
 def commands(text: str) -> list[list[str]]:
     """The commands of shell blocks that call `dtrain` or `python FILE`, as words, without comments."""
-    found = []
+    word_lists = []
     for block in blocks(text):
         if block.language not in _SHELL:
             continue
         for line in block.text.replace("\\\n", " ").splitlines():
             if _COMMAND.match(line):
-                found.append(shlex.split(line, comments=True))
-    return found
+                word_lists.append(shlex.split(line, comments=True))
+    return word_lists
 
 
 def dtrain_arguments(command: list[str]) -> list[str] | None:

@@ -34,9 +34,9 @@ def victim(folder: Path) -> Path:
 
 def is_untouched(folder: Path) -> bool:
     """Whether all that `victim` made is as it was, and nothing else is there."""
-    found = {str(path.relative_to(folder)) for path in folder.rglob("*")}
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*")}
     texts = [(folder / name).read_text() for name in ("authorized_keys", "below/file")]
-    return found == {"authorized_keys", "below", "below/file"} and texts == [SECRET] * 2
+    return names == {"authorized_keys", "below", "below/file"} and texts == [SECRET] * 2
 
 
 def put(kind: str, path: Path, target: Path) -> None:

@@ -160,11 +160,11 @@ class HostProcess(subprocess.Popen[Any]):
         Raises:
             psutil.NoSuchProcess: it has ended.
         """
-        while not (found := psutil.Process(self.pid).children()):
+        while not (children := psutil.Process(self.pid).children()):
             if self.poll() is not None:
                 raise psutil.NoSuchProcess(self.pid)
             time.sleep(0.005)
-        inside: int = found[0].pid
+        inside: int = children[0].pid
         return inside
 
     def send_signal(self, sig: int) -> None:
@@ -296,13 +296,13 @@ def processes_on_hosts(folder: Path, *words: str) -> dict[int, str]:
 
     Other tests that run at the same time have hosts of their own.
     """
-    files = {each.stat().st_ino for each in folder.glob("host*/hosts")}  # each host's /etc/hosts
-    found = {}
+    files = {file.stat().st_ino for file in folder.glob("host*/hosts")}  # each host's /etc/hosts
+    processes = {}
     for pid, command in processes_with(*words).items():
         with contextlib.suppress(OSError):
             if Path(f"/proc/{pid}/root/etc/hosts").stat().st_ino in files:
-                found[pid] = command
-    return found
+                processes[pid] = command
+    return processes
 
 
 def ssh_missing() -> str:
@@ -320,7 +320,7 @@ def _sshd() -> str:
 def _script(host: Host, made: list[Host], own: Sequence[str | Path]) -> str:
     """The script that the shell of a host runs first."""
     names = host.folder / "hosts"
-    lines = ["127.0.0.1 localhost", "::1 localhost", *(f"{each.address} {each.name}" for each in made)]
+    lines = ["127.0.0.1 localhost", "::1 localhost", *(f"{peer.address} {peer.name}" for peer in made)]
     names.write_text("".join(f"{line}\n" for line in lines))
     home = Path("~/.ssh").expanduser()
     folders = [*_FOLDERS, *own, *([home] if home.exists() else [])]

@@ -23,7 +23,7 @@ def start_in_threads(works: Mapping[int, Callable[[], Any]]) -> Callable[[], dic
         except Exception as error:
             results[number] = error
 
-    threads = [threading.Thread(target=run, args=each, daemon=True) for each in works.items()]
+    threads = [threading.Thread(target=run, args=item, daemon=True) for item in works.items()]
     for thread in threads:
         thread.start()
 

@@ -135,11 +135,11 @@ def classes(module: Any, base: str, without: tuple[str, ...] = ()) -> Iterator[t
     """The classes of a module of Keras, each under one of its names."""
     seen: set[type] = {getattr(module, base)}
     for name in sorted(vars(module), key=lambda name: (len(name), name), reverse=True):
-        found = getattr(module, name)
-        if inspect.isclass(found) and issubclass(found, getattr(module, base)) and found not in seen:
-            seen.add(found)
+        member = getattr(module, name)
+        if inspect.isclass(member) and issubclass(member, getattr(module, base)) and member not in seen:
+            seen.add(member)
             if name not in without:
-                yield name, found
+                yield name, member
 
 
 def layers() -> dict[str, Part]:
@@ -186,7 +186,7 @@ def _layer(name: str, cls: type) -> Part:
         if isinstance(shape, list) or (isinstance(shape, tuple) and isinstance(shape[0], tuple))
         else [shape]
     )
-    rows = [each if isinstance(each, np.ndarray) else _floats(*each) for each in given]
+    rows = [item if isinstance(item, np.ndarray) else _floats(*item) for item in given]
 
     def made() -> Any:
         layer = make()
@@ -248,7 +248,7 @@ def metrics() -> dict[str, Part]:
     """Each metric, of targets and outputs or of values."""
     outputs = _floats(3) / _floats(3).sum(axis=1, keepdims=True)
     one_hot = np.eye(3, dtype="float32")[_whole(3)]
-    found = {}
+    parts = {}
     for name, cls in classes(keras.metrics, "Metric"):
         inputs = [one_hot, outputs]
         if name in ("Mean", "Sum"):
@@ -257,8 +257,8 @@ def metrics() -> dict[str, Part]:
             inputs = [_whole(3), _whole(3)[::-1].copy()]
         elif name.startswith("Sparse"):
             inputs = [_whole(3), outputs]
-        found[name] = Part(lambda cls=cls, name=name: cls(**_METRICS.get(name, {})), inputs)  # type: ignore[misc]
-    return found
+        parts[name] = Part(lambda cls=cls, name=name: cls(**_METRICS.get(name, {})), inputs)  # type: ignore[misc]
+    return parts
 
 
 def optimizers() -> dict[str, Part]:

@@ -51,13 +51,13 @@ def _group(kind: str) -> str:
 
 def _refuse_unknown_fields(schema: Any) -> None:
     if isinstance(schema, list):
-        for each in schema:
-            _refuse_unknown_fields(each)
+        for item in schema:
+            _refuse_unknown_fields(item)
     if not isinstance(schema, dict):
         return
     if "properties" in schema and isinstance(schema["properties"], dict) and schema.get("type") == "object":
         schema.setdefault("additionalProperties", False)
     if schema.get("x-kubernetes-int-or-string"):
         schema.setdefault("anyOf", [{"type": "integer"}, {"type": "string"}])
-    for each in schema.values():
-        _refuse_unknown_fields(each)
+    for value in schema.values():
+        _refuse_unknown_fields(value)

@@ -26,10 +26,10 @@ def by_hand(
     models = [model() for _ in range(replicas)]
     optimizers = [optimizer() for _ in range(replicas)]
     states = []
-    for each, own in zip(models, optimizers, strict=True):
-        own.build(each.trainable_variables)
+    for replica, own in zip(models, optimizers, strict=True):
+        own.build(replica.trainable_variables)
         kept = [v for v in own.variables if v.path.split("/")[-1] not in _KEPT]
-        states.append([*each.trainable_variables, *kept])
+        states.append([*replica.trainable_variables, *kept])
 
     def average() -> None:
         for variables in zip(*states, strict=True):
@@ -41,17 +41,17 @@ def by_hand(
         since = 0
         for first in range(0, len(x), batch):
             rows = np.array_split(np.arange(first, min(first + batch, len(x))), replicas)
-            for each, own, mine in zip(models, optimizers, rows, strict=True):
+            for replica, own, mine in zip(models, optimizers, rows, strict=True):
                 if not len(mine):
                     continue  # a replica without rows makes no step
                 with tf.GradientTape() as tape:
-                    loss = tf.reduce_mean((each(x[mine]) - y[mine]) ** 2)
-                own.apply(tape.gradient(loss, each.trainable_variables), each.trainable_variables)
+                    loss = tf.reduce_mean((replica(x[mine]) - y[mine]) ** 2)
+                own.apply(tape.gradient(loss, replica.trainable_variables), replica.trainable_variables)
             since += 1
             if since == every:
                 average()
                 since = 0
         if since:
             average()
-    found: list[np.ndarray] = models[0].get_weights()
-    return found
+    weights: list[np.ndarray] = models[0].get_weights()
+    return weights

@@ -71,8 +71,8 @@ class Recorder:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self._incomplete:  # with several processes pytest would say no more than that something failed
             session.exitstatus = pytest.ExitCode.INTERRUPTED
-        found = {"failed": self._outcomes.failed, "passed": self._outcomes.passed}
-        self._file.write_text(json.dumps(found), encoding="utf-8")
+        outcomes = {"failed": self._outcomes.failed, "passed": self._outcomes.passed}
+        self._file.write_text(json.dumps(outcomes), encoding="utf-8")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -91,8 +91,8 @@ def run(*words: str) -> Outcomes:
         file = Path(folder) / "outcomes.json"
         command = [sys.executable, "-m", "pytest", "-p", "tests.part", f"--outcomes={file}", *words]
         status = subprocess.run(command).returncode
-        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return Outcomes(status, **found)
+        outcomes = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return Outcomes(status, **outcomes)
 
 
 def options(words: Sequence[str]) -> list[str]:

@@ -50,18 +50,20 @@ def on_replicas(
     """
     step = Partitioned(concrete, layouts, Replicas(len(sizes), len(sizes)), some_idle=0 in sizes)
     parts = [parts_of(array, layout, sizes) for array, layout in zip(arrays, layouts, strict=True)]
-    for each, array, layout in zip(parts, arrays, layouts, strict=True):
+    for array_parts, array, layout in zip(parts, arrays, layouts, strict=True):
         if isinstance(layout, Sharded):
             row = np.repeat(np.take(array, [-1], axis=layout.dim), layout.rows.factor, axis=layout.dim)
-            each[:] = [row if size == 0 else part for size, part in zip(sizes, each, strict=True)]
+            array_parts[:] = [
+                row if size == 0 else part for size, part in zip(sizes, array_parts, strict=True)
+            ]
     specs = [
-        [tf.TensorSpec(_unknown(each[0], layout), each[0].dtype) for _ in each]
-        for each, layout in zip(parts, layouts, strict=True)
+        [tf.TensorSpec(_unknown(array_parts[0], layout), array_parts[0].dtype) for _ in array_parts]
+        for array_parts, layout in zip(parts, layouts, strict=True)
     ]
     run = tf.function(lambda rows, given: step(rows, given), autograph=False).get_concrete_function(
         tf.TensorSpec([len(sizes)], tf.int32), specs
     )
-    return [each.numpy() for each in run(tf.constant(sizes, tf.int32), parts)], step
+    return [output.numpy() for output in run(tf.constant(sizes, tf.int32), parts)], step
 
 
 def _unknown(array: np.ndarray, layout: Layout) -> list[int | None]:
@@ -86,9 +88,9 @@ class Processes:
         """Gives the arrays of all, once all have called it."""
         self._given[place] = arrays
         self._barrier.wait()
-        found = list(self._given)
+        all_arrays = list(self._given)
         self._barrier.wait()
-        return found
+        return all_arrays
 
 
 class _Member:
@@ -105,10 +107,10 @@ class _Member:
     def _call(self, tensors: Sequence[tf.Tensor], combine: Callable[[Any], Any]) -> list[tf.Tensor]:
         def run(*arrays: np.ndarray) -> list[np.ndarray]:
             everyone = self._processes.exchange(self._place, list(arrays))
-            return [np.asarray(combine(list(each))) for each in zip(*everyone, strict=True)]
+            return [np.asarray(combine(list(values))) for values in zip(*everyone, strict=True)]
 
-        found = tf.numpy_function(run, list(tensors), [each.dtype for each in tensors])
-        return list(found) if isinstance(found, (list, tuple)) else [found]
+        outputs = tf.numpy_function(run, list(tensors), [tensor.dtype for tensor in tensors])
+        return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 
 class StepOnReplicas:
@@ -125,16 +127,16 @@ class StepOnReplicas:
         self, model: Any, replicas: int, batch: tuple[np.ndarray, np.ndarray], *, processes: bool = False
     ) -> None:
         self.replicas = replicas
-        specs = [tf.TensorSpec([None, *each.shape[1:]], each.dtype) for each in batch]
+        specs = [tf.TensorSpec([None, *array.shape[1:]], array.dtype) for array in batch]
         self.concrete = tf.function(
             lambda x, y: model.train_step((x, y)), autograph=False
         ).get_concrete_function(*specs)
         self.variables = list(self.concrete.graph.variables)
         self.copies = [
-            [tf.Variable(each, trainable=False, shape=each.shape) for each in self.variables]
+            [tf.Variable(variable, trainable=False, shape=variable.shape) for variable in self.variables]
             for _ in range(replicas)
         ]
-        places = {id(each.handle): place for place, each in enumerate(self.variables)}
+        places = {id(variable.handle): place for place, variable in enumerate(self.variables)}
         layouts = [Sharded(0, RowCount(BATCH))] * 2
         parts = [[spec] * (1 if processes else replicas) for spec in specs]
 
@@ -143,7 +145,7 @@ class StepOnReplicas:
                 place = places.get(id(captured))
                 if place is None:
                     return None
-                return [self.copies[each][place].handle for each in range(first, first + here)]
+                return [self.copies[replica][place].handle for replica in range(first, first + here)]
 
             step = Partitioned(self.concrete, layouts, Replicas(here, replicas, first), copies=copies)
             self.plan = step.plan
@@ -160,13 +162,13 @@ class StepOnReplicas:
     def __call__(self, x: np.ndarray, y: np.ndarray, sizes: Sequence[int]) -> None:
         """One step on parts of these sizes."""
         cuts = np.cumsum(sizes)[:-1]
-        parts = [np.split(each, cuts) for each in (x, y)]
+        parts = [np.split(array, cuts) for array in (x, y)]
         rows = tf.constant(sizes, tf.int32)
         if len(self.runs) == 1:
             self.runs[0](rows, parts)
             return
         with ThreadPoolExecutor(len(self.runs)) as pool:
-            own = [[[each[place]] for each in parts] for place in range(self.replicas)]
+            own = [[[part[place]] for part in parts] for place in range(self.replicas)]
             list(pool.map(lambda run, given: run(rows, given), self.runs, own))
 
     def on_one_device(self, x: np.ndarray, y: np.ndarray) -> None:

@@ -164,15 +164,15 @@ def plain(value: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, dict):
-        return {key: plain(each) for key, each in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, tf.RaggedTensor):
         return value.to_list()
     if isinstance(value, tf.SparseTensor):
         return tf.sparse.to_dense(value).numpy().tolist()
     if isinstance(value, tf.distribute.DistributedValues):
-        return [plain(each) for each in value.values]
+        return [plain(item) for item in value.values]
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     return value.numpy().tolist()
 
 
@@ -237,7 +237,7 @@ class Run:
                 self.places.append((self._epoch + 1, len(self.seen), iterator.position(ended=True)))
 
     def _note_warnings(self) -> None:
-        self.seen.extend(("warning", str(each.message)) for each in self._caught or ())
+        self.seen.extend(("warning", str(warning.message)) for warning in self._caught or ())
         self._caught.clear()
 
     def _between(self, iterator: Any, done: int) -> None:
@@ -261,13 +261,13 @@ def differences(
     make = SOURCES[name]
     seed()
     whole = Run(strategy, make(), steps=steps)
-    found = []
+    sentences = []
     for number, (epoch, begun, position) in enumerate(whole.places[places or slice(None)]):
         seed()
         rest = Run(strategy, make(), position=position, first_epoch=epoch, steps=steps, inside=number % 3 > 0)
         if rest.seen != whole.seen[begun:]:
-            found.append(f"{name}, from {position['place']}: {rest.seen} is not {whole.seen[begun:]}")
-    return found
+            sentences.append(f"{name}, from {position['place']}: {rest.seen} is not {whole.seen[begun:]}")
+    return sentences
 
 
 def possible(name: str, strategy: str) -> bool:
@@ -281,20 +281,20 @@ def main(strategy_name: str) -> int:
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     install.install()
     strategy = STRATEGIES[strategy_name]()
-    found = []
+    sentences = []
     for name in SOURCES:
         if not possible(name, strategy_name):
             continue
         print(f"{strategy_name}: {name}", flush=True)
         if strategy_name != "default":  # the same sources, divided differently: fewer positions
-            found += differences(strategy, name, seeded, places=slice(1, None, 6))
+            sentences += differences(strategy, name, seeded, places=slice(1, None, 6))
             continue
-        found += differences(strategy, name, seeded)
+        sentences += differences(strategy, name, seeded)
         if name not in SEEDED:
-            found += differences(strategy, name, unseeded, places=slice(1, None, 4))
-        found += differences(strategy, name, seeded, places=slice(1, None, 3), steps=4)
-    print("\n".join(found))
-    return 1 if found else 0
+            sentences += differences(strategy, name, unseeded, places=slice(1, None, 4))
+        sentences += differences(strategy, name, seeded, places=slice(1, None, 3), steps=4)
+    print("\n".join(sentences))
+    return 1 if sentences else 0
 
 
 if __name__ == "__main__":

@@ -21,12 +21,12 @@ def alive(pid: int) -> bool:
 
 def processes_with(*words: str) -> dict[int, str]:
     """The processes that run and have all these words in their command lines, by process id."""
-    found = {}
+    commands = {}
     for process in psutil.process_iter(["status", "cmdline"]):
         command = " ".join(process.info["cmdline"] or ())
         if process.info["status"] != psutil.STATUS_ZOMBIE and all(word in command for word in words):
-            found[process.pid] = command
-    return found
+            commands[process.pid] = command
+    return commands
 
 
 def traces(launcher: int | None = None) -> set[str]:
@@ -35,13 +35,13 @@ def traces(launcher: int | None = None) -> set[str]:
     Folders older than this process are of an earlier launcher, killed with its machine, that had the same id.
     """
     began = psutil.Process().create_time()
-    found = set()
+    folders = set()
     for folder in (Path(tempfile.gettempdir()), Path("/dev/shm")):
         for path in folder.glob(f"dtrain-{launcher or os.getpid()}-*"):
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_mtime >= began:
-                    found.add(str(path))
-    return found
+                    folders.add(str(path))
+    return folders
 
 
 def wait_until(condition: Callable[[], bool], limit: float = 120.0) -> None:

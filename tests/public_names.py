@@ -28,7 +28,7 @@ def error_names() -> list[str]:
     """The classes of `dtrain.errors`, such as `dtrain.errors.DataError`."""
     errors = importlib.import_module("dtrain.errors")
     classes = inspect.getmembers(errors, inspect.isclass)
-    return [f"dtrain.errors.{name}" for name, each in classes if each.__module__ == errors.__name__]
+    return [f"dtrain.errors.{name}" for name, cls in classes if cls.__module__ == errors.__name__]
 
 
 def errors_with_examples() -> list[str]:

@@ -75,13 +75,13 @@ def program(numbers: Sequence[int], said: list[str] | None = None) -> Callable[.
             if said is not None:
                 said.append(f"{make.__name__}{given.dims} -> {made.dims}")
             pool.append(made)
-        return [each.tensor for each in pool[4:]]
+        return [output.tensor for output in pool[4:]]
 
     return function
 
 
 def _large(dims: Sequence[Dim]) -> bool:
-    return math.prod(each if isinstance(each, int) else 5 * each[1] for each in dims) > 20_000
+    return math.prod(dim if isinstance(dim, int) else 5 * dim[1] for dim in dims) > 20_000
 
 
 def _axis(held: Held, chosen: Choices) -> int:
@@ -93,7 +93,7 @@ def _without(dims: tuple[Dim, ...], axis: int) -> tuple[Dim, ...]:
 
 
 def _alike(held: Held, pool: Sequence[Held]) -> list[Held]:
-    return [each for each in pool if each.dims == held.dims]
+    return [operand for operand in pool if operand.dims == held.dims]
 
 
 @operation
@@ -112,9 +112,9 @@ def binary(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
 @operation
 def broadcast(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
     fits = [
-        each
-        for each in pool
-        if each.dims == held.dims[len(held.dims) - len(each.dims) :] and each is not held
+        operand
+        for operand in pool
+        if operand.dims == held.dims[len(held.dims) - len(operand.dims) :] and operand is not held
     ]
     if not fits:
         return None
@@ -124,7 +124,7 @@ def broadcast(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
 
 @operation
 def scaled(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
-    scalars = [each for each in pool if each.dims == ()] or [Held(tf.constant(0.3, tf.float64), ())]
+    scalars = [operand for operand in pool if operand.dims == ()] or [Held(tf.constant(0.3, tf.float64), ())]
     of = (lambda a, b: a * b, lambda a, b: a / (1.5 + tf.abs(b)), lambda a, b: b - a, tf.where)
     make = chosen.of(of)
     scalar = chosen.of(scalars).tensor
@@ -146,7 +146,7 @@ def matmul(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
 def over_rows(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
     if len(held.dims) != 2:
         return None
-    fits = [each for each in pool if len(each.dims) == 2 and each.dims[0] == held.dims[0]]
+    fits = [operand for operand in pool if len(operand.dims) == 2 and operand.dims[0] == held.dims[0]]
     other = chosen.of(fits)
     kind = chosen.below(3)
     if kind == 0:
@@ -155,7 +155,7 @@ def over_rows(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
         return Held(
             tf.einsum("bi,bj->bij", held.tensor, other.tensor), (held.dims[0], held.dims[1], other.dims[1])
         )
-    fits = [each for each in pool if len(each.dims) == 2 and each.dims[1] == held.dims[1]]
+    fits = [operand for operand in pool if len(operand.dims) == 2 and operand.dims[1] == held.dims[1]]
     other = chosen.of(fits)
     return Held(tf.matmul(held.tensor, other.tensor, transpose_b=True), (held.dims[0], other.dims[0]))
 
@@ -175,11 +175,11 @@ def reduced(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
     )
     keep = bool(chosen.below(2))
     if chosen.below(3) == 0:
-        found = chosen.of(of)(held.tensor, axis=None, keepdims=keep)
-        return Held(found, (1,) * len(held.dims) if keep else ())
+        tensor = chosen.of(of)(held.tensor, axis=None, keepdims=keep)
+        return Held(tensor, (1,) * len(held.dims) if keep else ())
     axis = _axis(held, chosen)
-    found = chosen.of(of)(held.tensor, axis=axis, keepdims=keep)
-    return Held(found, (*held.dims[:axis], *([1] if keep else []), *held.dims[axis + 1 :]))
+    tensor = chosen.of(of)(held.tensor, axis=axis, keepdims=keep)
+    return Held(tensor, (*held.dims[:axis], *([1] if keep else []), *held.dims[axis + 1 :]))
 
 
 @operation
@@ -204,13 +204,13 @@ def along_axis(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
 @operation
 def transposed(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
     order = list(itertools.permutations(range(len(held.dims))))
-    found = chosen.of(order)
-    return Held(tf.transpose(held.tensor, found), tuple(held.dims[each] for each in found))
+    permutation = chosen.of(order)
+    return Held(tf.transpose(held.tensor, permutation), tuple(held.dims[axis] for axis in permutation))
 
 
 def _sizes(held: Held) -> list[Any]:
     known = tf.shape(held.tensor)
-    return [each if isinstance(each, int) else known[place] for place, each in enumerate(held.dims)]
+    return [dim if isinstance(dim, int) else known[place] for place, dim in enumerate(held.dims)]
 
 
 @operation
@@ -232,21 +232,21 @@ def reshaped(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
     else:
         return None
     size = -1 if chosen.below(2) else sizes[place] * sizes[place + 1]
-    found = tf.reshape(held.tensor, [*sizes[:place], size, *sizes[place + 2 :]])
-    return Held(found, (*dims[:place], merged, *dims[place + 2 :]))
+    tensor = tf.reshape(held.tensor, [*sizes[:place], size, *sizes[place + 2 :]])
+    return Held(tensor, (*dims[:place], merged, *dims[place + 2 :]))
 
 
 @operation
 def split_dimension(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
     sizes = _sizes(held)
-    for place, each in enumerate(held.dims):
-        if isinstance(each, tuple) and each[1] % 2 == 0:
-            found = tf.reshape(held.tensor, [*sizes[:place], -1, 2, *sizes[place + 1 :]])
-            dims = (*held.dims[:place], (each[0], each[1] // 2), 2, *held.dims[place + 1 :])
-            return Held(found, dims)
-        if isinstance(each, int) and each % 2 == 0:
-            found = tf.reshape(held.tensor, [*sizes[:place], each // 2, 2, *sizes[place + 1 :]])
-            return Held(found, (*held.dims[:place], each // 2, 2, *held.dims[place + 1 :]))
+    for place, dim in enumerate(held.dims):
+        if isinstance(dim, tuple) and dim[1] % 2 == 0:
+            tensor = tf.reshape(held.tensor, [*sizes[:place], -1, 2, *sizes[place + 1 :]])
+            dims = (*held.dims[:place], (dim[0], dim[1] // 2), 2, *held.dims[place + 1 :])
+            return Held(tensor, dims)
+        if isinstance(dim, int) and dim % 2 == 0:
+            tensor = tf.reshape(held.tensor, [*sizes[:place], dim // 2, 2, *sizes[place + 1 :]])
+            return Held(tensor, (*held.dims[:place], dim // 2, 2, *held.dims[place + 1 :]))
     return None
 
 
@@ -257,13 +257,13 @@ def joined(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
     other = chosen.of(_alike(held, pool))
     if chosen.below(2):
         axis = chosen.below(len(held.dims) + 1)
-        found = tf.stack([held.tensor, other.tensor], axis)
-        return Held(found, (*held.dims[:axis], 2, *held.dims[axis:]))
+        tensor = tf.stack([held.tensor, other.tensor], axis)
+        return Held(tensor, (*held.dims[:axis], 2, *held.dims[axis:]))
     axis = _axis(held, chosen)
     size = held.dims[axis]
     twice: Dim = size * 2 if isinstance(size, int) else (next(chosen.names), 1)
-    found = tf.concat([held.tensor, other.tensor], axis)
-    return Held(found, (*held.dims[:axis], twice, *held.dims[axis + 1 :]))
+    tensor = tf.concat([held.tensor, other.tensor], axis)
+    return Held(tensor, (*held.dims[:axis], twice, *held.dims[axis + 1 :]))
 
 
 @operation
@@ -278,20 +278,20 @@ def sliced(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
     if kind == 1:
         return Held(held.tensor[(*before, -1)], _without(held.dims, axis))
     cut = (slice(1, None), slice(None, None, 2), slice(None, None, -1))[kind - 2]
-    found = held.tensor[(*before, cut)]
+    tensor = held.tensor[(*before, cut)]
     if kind == 4:
-        return Held(found, held.dims)
+        return Held(tensor, held.dims)
     new: Dim = (next(chosen.names), 1)
     if isinstance(size, int):
         new = len(range(size)[cut])
         if not new:
             return None
-    return Held(found, (*held.dims[:axis], new, *held.dims[axis + 1 :]))
+    return Held(tensor, (*held.dims[:axis], new, *held.dims[axis + 1 :]))
 
 
 @operation
 def gathered(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
-    vectors = [each for each in pool if len(each.dims) == 1]
+    vectors = [operand for operand in pool if len(operand.dims) == 1]
     key = chosen.of(vectors)
     kind = chosen.below(4)
     places = tf.argsort(key.tensor, stable=True)
@@ -310,7 +310,7 @@ def gathered(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
 
 @operation
 def scattered(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
-    vectors = [each for each in pool if len(each.dims) == 1 and held.dims[:1] == each.dims]
+    vectors = [operand for operand in pool if len(operand.dims) == 1 and held.dims[:1] == operand.dims]
     if not vectors:
         return None
     key = chosen.of(vectors).tensor
@@ -318,14 +318,14 @@ def scattered(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
     kind = chosen.below(3)
     if kind == 0:
         return Held(tf.math.unsorted_segment_sum(held.tensor, whole, 4), (4, *held.dims[1:]))
-    if kind == 1 and all(isinstance(each, int) for each in held.dims[1:]):
+    if kind == 1 and all(isinstance(dim, int) for dim in held.dims[1:]):
         return Held(tf.scatter_nd(whole[:, None], held.tensor, [4, *held.dims[1:]]), (4, *held.dims[1:]))
     return Held(tf.math.unsorted_segment_mean(held.tensor, whole, 4), (4, *held.dims[1:]))
 
 
 @operation
 def selected(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
-    vectors = [each for each in pool if len(each.dims) == 1 and held.dims[:1] == each.dims]
+    vectors = [operand for operand in pool if len(operand.dims) == 1 and held.dims[:1] == operand.dims]
     if not vectors:
         return None
     key = chosen.of(vectors).tensor
@@ -342,14 +342,14 @@ def repeated(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
     kind = chosen.below(3)
     if kind == 0:
         twice: Dim = size * 2 if isinstance(size, int) else (size[0], size[1] * 2)
-        found = tf.repeat(held.tensor, 2, axis=axis)
+        tensor = tf.repeat(held.tensor, 2, axis=axis)
     elif kind == 1:
         twice = size * 2 if isinstance(size, int) else (next(chosen.names), 1)
-        found = tf.tile(held.tensor, [2 if each == axis else 1 for each in range(len(held.dims))])
+        tensor = tf.tile(held.tensor, [2 if index == axis else 1 for index in range(len(held.dims))])
     else:
         twice = size + 1 if isinstance(size, int) else (next(chosen.names), 1)
-        found = tf.pad(held.tensor, [[1, 0] if each == axis else [0, 0] for each in range(len(held.dims))])
-    return Held(found, (*held.dims[:axis], twice, *held.dims[axis + 1 :]))
+        tensor = tf.pad(held.tensor, [[1, 0] if index == axis else [0, 0] for index in range(len(held.dims))])
+    return Held(tensor, (*held.dims[:axis], twice, *held.dims[axis + 1 :]))
 
 
 @operation
@@ -380,8 +380,8 @@ def branch(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
     other = chosen.of(_alike(held, pool))
     condition = tf.reduce_mean(held.tensor) > 0.0771
     inner = chosen.of((tf.tanh, lambda t: t - tf.reduce_mean(t), lambda t: t * 2.0))
-    found = tf.cond(condition, lambda: inner(held.tensor), lambda: other.tensor + 0.5)
-    return Held(found, held.dims)
+    tensor = tf.cond(condition, lambda: inner(held.tensor), lambda: other.tensor + 0.5)
+    return Held(tensor, held.dims)
 
 
 @operation
@@ -395,15 +395,15 @@ def loop(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
     )
     number = 1 + chosen.below(3)
     shapes = [tf.TensorShape([]), held.tensor.shape]
-    found = tf.while_loop(
+    results = tf.while_loop(
         lambda i, _: i < number, lambda i, t: (i + 1, inner(t)), [0, held.tensor], shape_invariants=shapes
     )
-    return Held(found[1], held.dims)
+    return Held(results[1], held.dims)
 
 
 @operation
 def each_row(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
-    if len(held.dims) < 2 or not all(isinstance(each, int) for each in held.dims[1:]):
+    if len(held.dims) < 2 or not all(isinstance(dim, int) for dim in held.dims[1:]):
         return None
     if chosen.below(2):
         return Held(tf.map_fn(lambda row: tf.tanh(row) - tf.reduce_mean(row), held.tensor), held.dims)
@@ -415,13 +415,13 @@ def scanned(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
     if len(held.dims) != 3 or not isinstance(held.dims[1], int):
         return None
     steps = tf.transpose(held.tensor, [1, 0, 2])
-    found = tf.scan(lambda state, row: tf.tanh(state + row), steps)
-    return Held(tf.transpose(found, [1, 0, 2]), held.dims)
+    states = tf.scan(lambda state, row: tf.tanh(state + row), steps)
+    return Held(tf.transpose(states, [1, 0, 2]), held.dims)
 
 
 @operation
 def convolved(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
-    if len(held.dims) != 3 or not all(isinstance(each, int) for each in held.dims[1:]):
+    if len(held.dims) != 3 or not all(isinstance(dim, int) for dim in held.dims[1:]):
         return None
     kernel = chosen.constant(2, int(held.dims[2]), 2)  # type: ignore[arg-type]
     return Held(tf.nn.conv1d(held.tensor, kernel, 1, "SAME"), (*held.dims[:2], 2))
@@ -431,8 +431,8 @@ def convolved(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
 def gradient(held: Held, chosen: Choices, pool: list[Held]) -> Held | None:
     of = chosen.of(pool)
     loss = tf.reduce_mean(tf.tanh(held.tensor)) if chosen.below(2) else tf.reduce_sum(held.tensor**2) / 9.0
-    (found,) = tf.gradients(loss, of.tensor)
-    return None if found is None else Held(tf.convert_to_tensor(found), of.dims)
+    (grad,) = tf.gradients(loss, of.tensor)
+    return None if grad is None else Held(tf.convert_to_tensor(grad), of.dims)
 
 
 @operation

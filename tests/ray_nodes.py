@@ -74,19 +74,19 @@ class RayNode:
 
     def left(self) -> dict[int, list[str]]:
         """The processes of dtrain that jobs on this cluster have left behind, by process id."""
-        found = {}
+        commands = {}
         for process in psutil.process_iter(["cmdline", "environ", "status"]):
             own = (process.info["environ"] or {}).get(MARK) == self.mark
             command = process.info["cmdline"] or []
             if own and process.info["status"] != psutil.STATUS_ZOMBIE and any("dtrain" in w for w in command):
-                found[process.pid] = command
-        return found
+                commands[process.pid] = command
+        return commands
 
     def kill(self) -> None:
         """Kill the node at once, with all processes that it has started."""
-        for each in self.processes():
+        for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
+                process.kill()
 
 
 @contextlib.contextmanager
@@ -129,11 +129,11 @@ def ray_node(*, cpus: int, join: RayNode | None = None, host: Host | None = None
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(60)  # for it to end by itself
-        for each in left:
+        for survivor in left:
             with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
+                survivor.kill()
         process.wait()
-        wait_until(lambda: not any(alive(each.pid) for each in left))
+        wait_until(lambda: not any(alive(survivor.pid) for survivor in left))
         shutil.rmtree(folder, ignore_errors=True)
         log.unlink()
 

@@ -29,7 +29,7 @@ def refused(
     assert caught.type is error, f"{caught.type.__name__}: {caught.value}"
     text = str(caught.value)
     wanted = [*map(str, named), *(f"{name}={value!r}" for name, value in given.items())]
-    missing = [each for each in wanted if not _names(text, each)]
+    missing = [value for value in wanted if not _names(text, value)]
     assert not missing, f"{missing} not in: {text}"
 
 

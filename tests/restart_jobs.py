@@ -59,11 +59,11 @@ class Ended(NamedTuple):
 
     def attempts(self) -> list[list[int]]:
         """The places of the workers in each attempt."""
-        found: dict[int, list[int]] = {}
+        by_attempt: dict[int, list[int]] = {}
         for name in self.lives:
             place, _, number, _ = name.split("-")
-            found.setdefault(int(number), []).append(int(place))
-        return [sorted(found[number]) for number in sorted(found)]
+            by_attempt.setdefault(int(number), []).append(int(place))
+        return [sorted(by_attempt[number]) for number in sorted(by_attempt)]
 
 
 def write_program(folder: Path, text: str) -> list[str]:

@@ -43,11 +43,11 @@ def run(file: Path, folder: Path) -> dict[str, Any]:
     sys.modules[file.stem] = module
     try:
         spec.loader.exec_module(module)
-        found: dict[str, Any] = module.main(*arguments.get(file.stem, []))
+        result: dict[str, Any] = module.main(*arguments.get(file.stem, []))
     except Exception:
         return {"error": traceback.format_exc()}
-    digest = hashlib.sha256(b"".join(w.tobytes() for w in found.pop("weights", [])))
-    return {**found, "weights": digest.hexdigest()}
+    digest = hashlib.sha256(b"".join(w.tobytes() for w in result.pop("weights", [])))
+    return {**result, "weights": digest.hexdigest()}
 
 
 def main(report: str, *files: str) -> None:
@@ -57,10 +57,10 @@ def main(report: str, *files: str) -> None:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     for file in map(Path, files):
         folder = Path(f"{report}.files") / file.stem  # which is not there yet
-        found = {"example": file.stem, **run(file, folder)}
+        result = {"example": file.stem, **run(file, folder)}
         with Path(f"{report}.{dtrain.rank()}").open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(found, default=float) + "\n")
-        if "error" in found and dtrain.world_size() > 1:
+            lines.write(json.dumps(result, default=float) + "\n")
+        if "error" in result and dtrain.world_size() > 1:
             os._exit(1)
 
 

@@ -379,8 +379,8 @@ class _SimulatedLauncher(Launcher):
         room = self._job.room
         tasks = tasks if room is None else tasks[:room]
         made = local_topologies(tasks, [next(self._ports) for _ in tasks])
-        self._job.topologies = {each.task: each for each in made}
-        yield [Assignment(each) for each in made]
+        self._job.topologies = {topology.task: topology for topology in made}
+        yield [Assignment(topology) for topology in made]
 
     def start(self, commands: Sequence[TaskCommand]) -> list[SimulatedTask]:
         if self._job.refused_starts > 0:
@@ -493,10 +493,10 @@ class SimulatedJob:
 
     def attempts(self) -> list[list[int]]:
         """The places of the workers of each attempt."""
-        found: dict[int, list[int]] = {}
+        by_attempt: dict[int, list[int]] = {}
         for started in self.log:
-            found.setdefault(started.attempt, []).append(started.place)
-        return [sorted(found[number]) for number in sorted(found)]
+            by_attempt.setdefault(started.attempt, []).append(started.place)
+        return [sorted(by_attempt[number]) for number in sorted(by_attempt)]
 
     def starts(self, job: str, index: int) -> list[Started]:
         """The starts of one task."""

@@ -85,11 +85,11 @@ CONDITIONS: dict[str, Callable[[Any], bool]] = {
 
 def read(path: Path = LIST) -> list[Entry]:
     """The entries of the list."""
-    found = []
+    entries = []
     for entry in tomllib.loads(path.read_text(encoding="utf-8"))["skip"]:
         ((condition, value),) = {key: entry.pop(key) for key in [*entry] if key in CONDITIONS}.items()
-        found.append(Entry(condition=condition, value=value, **entry))
-    return found
+        entries.append(Entry(condition=condition, value=value, **entry))
+    return entries
 
 
 class ListedSkips:

@@ -88,9 +88,9 @@ class SlurmCluster:
 
     def wait_for(self, job: str, *states: str) -> str:
         """Waits until a job is in one of these states, which it returns."""
-        while (found := self.state(job)) not in states:
+        while (state := self.state(job)) not in states:
             time.sleep(0.09)  # each question starts processes
-        return found
+        return state
 
     def logs(self) -> str:
         """The last lines of all daemons, for the message of a failed test."""
@@ -130,12 +130,12 @@ def slurm_cluster(
     )
     text = _SETTINGS.format(controller=made[0].name, address=made[0].address, folder=folder, nodes=nodes)
     (folder / "slurm.conf").write_text(text + settings)
-    found = SlurmCluster(folder, made)
+    slurm = SlurmCluster(folder, made)
     with contextlib.ExitStack() as stack:
         for host in made:
             _start(
                 stack,
-                found,
+                slurm,
                 host,
                 "munged",
                 [
@@ -147,14 +147,14 @@ def slurm_cluster(
             )
         for host in made:
             wait_until(host.path("/run/munge.socket").exists)
-        _start(stack, found, made[0], "slurmctld", ["slurmctld", "-D"])
+        _start(stack, slurm, made[0], "slurmctld", ["slurmctld", "-D"])
         for host in made:
-            _start(stack, found, host, f"slurmd-{host.name}", ["slurmd", "-D", "-N", host.name])
+            _start(stack, slurm, host, f"slurmd-{host.name}", ["slurmd", "-D", "-N", host.name])
         try:
-            wait_until(lambda: _idle(found) == len(made))
+            wait_until(lambda: _idle(slurm) == len(made))
         except AssertionError:
-            raise AssertionError(f"Slurm does not start:\n{found.logs()}") from None
-        yield found
+            raise AssertionError(f"Slurm does not start:\n{slurm.logs()}") from None
+        yield slurm
 
 
 def _start(

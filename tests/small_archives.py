@@ -51,13 +51,13 @@ def write_cifar10(folder: Path, *, per_batch: int = 40, batches: int = 5) -> Pat
 def sentences(count: int, seed: int, length: int = 24) -> list[tuple[str, int]]:
     """Texts of neutral words with three positive or three negative ones, and their labels; half of each."""
     random = np.random.default_rng(seed)
-    found = []
+    pairs = []
     for number in range(count):
         words = list(random.choice(PLAIN, random.integers(length // 3, length)))
         for _ in range(3):
             words.insert(random.integers(len(words)), str(random.choice(GOOD if number % 2 else BAD)))
-        found.append((" ".join(words).capitalize() + ".<br />", number % 2))
-    return found
+        pairs.append((" ".join(words).capitalize() + ".<br />", number % 2))
+    return pairs
 
 
 def write_imdb(folder: Path, *, each: int = 20) -> Path:

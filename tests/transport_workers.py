@@ -48,10 +48,10 @@ class Workers:
         import tensorflow as tf
 
         flat = tf.nest.flatten(result)
-        found = [self.strategy.experimental_local_results(each)[0].numpy() for each in flat]
-        for each in found:
-            self.digest.update(each.tobytes())
-        return found
+        arrays = [self.strategy.experimental_local_results(value)[0].numpy() for value in flat]
+        for array in arrays:
+            self.digest.update(array.tobytes())
+        return arrays
 
 
 def case(function: Callable[[Workers], None]) -> Callable[[Workers], None]:
@@ -82,8 +82,8 @@ def dense_of_many_sizes(workers: Workers) -> None:
         return [all_reduce_sum(base * scale) for base in bases]
 
     total = sum(range(1, workers.replicas + 1))
-    for found, base, size in zip(workers.run(inside), bases, BYTES, strict=True):
-        np.testing.assert_allclose(found, base.numpy() * total, rtol=1e-5, err_msg=f"{size} bytes")
+    for summed, base, size in zip(workers.run(inside), bases, BYTES, strict=True):
+        np.testing.assert_allclose(summed, base.numpy() * total, rtol=1e-5, err_msg=f"{size} bytes")
 
 
 @case
@@ -102,8 +102,8 @@ def many_at_once(workers: Workers) -> None:
 
     *floats, whole, double = workers.run(inside)
     total = sum(range(1, workers.replicas + 1))
-    for i, (found, shape) in enumerate(zip(floats, shapes, strict=True)):
-        np.testing.assert_array_equal(found, np.full(shape, total * (i + 1), np.float32), str(shape))
+    for i, (summed, shape) in enumerate(zip(floats, shapes, strict=True)):
+        np.testing.assert_array_equal(summed, np.full(shape, total * (i + 1), np.float32), str(shape))
     assert whole == total
     assert double == total - workers.replicas
 
@@ -119,19 +119,19 @@ def kinds_of_numbers(workers: Workers) -> None:
         names.append("complex64")  # TensorFlow's ring does not support complex numbers
     given = {}
     for count in (5, 100_000):
-        each = np.stack([numbers(count, r, np.float64) * 8 for r in range(workers.replicas)])
-        given |= {(name, count): tf.cast(tf.constant(each), name) for name in names}
+        stacked = np.stack([numbers(count, r, np.float64) * 8 for r in range(workers.replicas)])
+        given |= {(name, count): tf.cast(tf.constant(stacked), name) for name in names}
 
     def inside() -> Any:
-        return [all_reduce_sum(tf.gather(each, replica())) for each in given.values()]
+        return [all_reduce_sum(tf.gather(value, replica())) for value in given.values()]
 
-    for found, ((name, _), each) in zip(workers.run(inside), given.items(), strict=True):
-        wide = np.complex128 if each.dtype.is_complex else np.float64
-        assert found.dtype == each.dtype.as_numpy_dtype
+    for summed, ((name, _), tensor) in zip(workers.run(inside), given.items(), strict=True):
+        wide = np.complex128 if tensor.dtype.is_complex else np.float64
+        assert summed.dtype == tensor.dtype.as_numpy_dtype
         # A sum is rounded once; by TensorFlow's ring, once for each addition.
         rtol = {"float16": 2e-3, "bfloat16": 2e-2}.get(name, 1e-5) * workers.replicas
-        wanted = each.numpy().astype(wide).sum(0)
-        np.testing.assert_allclose(found.astype(wide), wanted, rtol=rtol, atol=rtol * 8, err_msg=name)
+        wanted = tensor.numpy().astype(wide).sum(0)
+        np.testing.assert_allclose(summed.astype(wide), wanted, rtol=rtol, atol=rtol * 8, err_msg=name)
 
 
 @case
@@ -144,9 +144,9 @@ def sparse_rows(workers: Workers) -> None:
     def inside() -> Any:
         rows = replica() * 3
         values = tf.fill([rows, 4], tf.cast(replica(), tf.float32))
-        found = all_reduce_sum(tf.IndexedSlices(values, tf.range(rows), tf.constant([50, 4])))
-        assert isinstance(found, tf.IndexedSlices)
-        return tf.math.unsorted_segment_sum(found.values, found.indices, 50), tf.shape(found.values)
+        summed = all_reduce_sum(tf.IndexedSlices(values, tf.range(rows), tf.constant([50, 4])))
+        assert isinstance(summed, tf.IndexedSlices)
+        return tf.math.unsorted_segment_sum(summed.values, summed.indices, 50), tf.shape(summed.values)
 
     table, shape = workers.run(inside)
     wanted = np.zeros((50, 4), np.float32)
@@ -209,10 +209,10 @@ def whole_loops_in_one_call(workers: Workers) -> None:
     )
     for _ in range(2):
         _, total, rows, sparse, branch = workers.first(loop())
-        each = range(replicas)
-        assert total == sum(2 * (i + 1) * (r + 1) for i in range(rounds) for r in each)
-        assert rows == sum(i + r for i in range(rounds) for r in each)
-        assert sparse == sum(3 * (i % 2 + r) for i in range(rounds) for r in each)
+        indices = range(replicas)
+        assert total == sum(2 * (i + 1) * (r + 1) for i in range(rounds) for r in indices)
+        assert rows == sum(i + r for i in range(rounds) for r in indices)
+        assert sparse == sum(3 * (i % 2 + r) for i in range(rounds) for r in indices)
         assert branch == replicas * len(range(0, rounds, 3))
 
 
@@ -229,9 +229,9 @@ def gradients_through_a_sum(workers: Workers) -> None:
             y = tf.reduce_sum(total**2)
         return tape.gradient(y, x)
 
-    (found,) = workers.run(inside)
+    (gradient,) = workers.run(inside)
     total = sum(range(1, workers.replicas + 1))
-    assert np.array_equal(found, np.full(4, 2.0 * total * workers.replicas, np.float32))
+    assert np.array_equal(gradient, np.full(4, 2.0 * total * workers.replicas, np.float32))
 
 
 @case
@@ -335,9 +335,9 @@ def a_fit(workers: Workers) -> None:
         predicted = model.predict(words, batch_size=12, verbose=0)
         return [*history["loss"], *history["mae"]], model.get_weights(), predicted
 
-    wanted, found = train(dtrain.strategy("default")), train(workers.strategy)
-    np.testing.assert_allclose(found[0], wanted[0], rtol=2e-4)
-    for one, other in zip([*found[1], found[2]], [*wanted[1], wanted[2]], strict=True):
+    wanted, trained = train(dtrain.strategy("default")), train(workers.strategy)
+    np.testing.assert_allclose(trained[0], wanted[0], rtol=2e-4)
+    for one, other in zip([*trained[1], trained[2]], [*wanted[1], wanted[2]], strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-5)
         workers.digest.update(one.tobytes())
 
@@ -370,10 +370,10 @@ def fitted_with(workers: Workers, hook: Any, optimizer: Callable[[], Any]) -> li
         model.fit(x, y, batch_size=4, epochs=3, shuffle=False, verbose=0, validation_data=(x, y))
     finally:
         strategy.dtrain_managed.layout = plain
-    found = model.get_weights()
-    for each in found:
-        workers.digest.update(each.tobytes())
-    return found
+    weights = model.get_weights()
+    for weight in weights:
+        workers.digest.update(weight.tobytes())
+    return weights
 
 
 @case
@@ -385,7 +385,7 @@ def local_sgd(workers: Workers) -> None:
     from local_sgd_by_hand import by_hand
 
     x, y, made = regression()
-    found = fitted_with(workers, LocalSGD(3), lambda: keras.optimizers.SGD(0.1, momentum=0.5))
+    weights = fitted_with(workers, LocalSGD(3), lambda: keras.optimizers.SGD(0.1, momentum=0.5))
     wanted = by_hand(
         made,
         lambda: keras.optimizers.SGD(0.1, momentum=0.5),
@@ -396,7 +396,7 @@ def local_sgd(workers: Workers) -> None:
         every=3,
         replicas=workers.replicas,
     )
-    for one, other in zip(found, wanted, strict=True):
+    for one, other in zip(weights, wanted, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
@@ -409,8 +409,8 @@ def gradients_in_16_bits(workers: Workers) -> None:
 
     plain = fitted_with(workers, None, lambda: keras.optimizers.SGD(0.05))
     for name, precision in (("float16", 2.0**-11), ("bfloat16", 2.0**-8)):
-        found = fitted_with(workers, hook_of(name), lambda: keras.optimizers.SGD(0.05))
-        apart = max(float(np.abs(a - b).max()) for a, b in zip(found, plain, strict=True))
+        weights = fitted_with(workers, hook_of(name), lambda: keras.optimizers.SGD(0.05))
+        apart = max(float(np.abs(a - b).max()) for a, b in zip(weights, plain, strict=True))
         assert 1e-7 < apart < 4 * precision, (name, apart)
 
 
@@ -464,7 +464,7 @@ def main() -> None:
             break  # after an error, the workers may be at different collectives
     (out / f"{rank}.json").write_text(json.dumps(report))
     sys.stdout.flush()
-    if any(each["wrong"] for each in report["cases"].values()):
+    if any(result["wrong"] for result in report["cases"].values()):
         os._exit(1)
     # Wait for all workers: peers would take an early exit for a failure.
     dtrain.barrier()

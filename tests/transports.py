@@ -56,10 +56,10 @@ def check_transport(
         commands = [[*command, str(rank), *options] for rank in range(workers)]
     logs = [out / f"log.{i}.txt" for i in range(len(commands))]
     processes = []
-    for each, log in zip(commands, logs, strict=True):
+    for task_command, log in zip(commands, logs, strict=True):
         with log.open("wb") as file:
             processes.append(
-                subprocess.Popen(each, stdout=file, stderr=file, env=setting, start_new_session=True)
+                subprocess.Popen(task_command, stdout=file, stderr=file, env=setting, start_new_session=True)
             )
     try:
         codes = [process.wait(seconds) for process in processes]

@@ -71,7 +71,9 @@ class _Reader(ast.NodeVisitor):
     def _learn(self, node: ast.AST) -> None:
         """Remembers constants, and names of elapsed times and of functions that return such."""
         if isinstance(node, ast.FunctionDef):
-            returned = [each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value]
+            returned = [
+                child.value for child in ast.walk(node) if isinstance(child, ast.Return) and child.value
+            ]
             if any(self._is_elapsed(value) for value in returned):
                 self._elapsed.add(node.name)
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
@@ -97,11 +99,11 @@ class _Reader(ast.NodeVisitor):
 
     def _is_elapsed(self, node: ast.expr) -> bool:
         """Whether a value is the difference of two times, or computed from one."""
-        for each in ast.walk(node):
-            if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Sub):
-                if _is_clock(each.left) or _is_clock(each.right):
+        for child in ast.walk(node):
+            if isinstance(child, ast.BinOp) and isinstance(child.op, ast.Sub):
+                if _is_clock(child.left) or _is_clock(child.right):
                     return True
-            elif isinstance(each, ast.Name | ast.Attribute) and _name(each) in self._elapsed:
+            elif isinstance(child, ast.Name | ast.Attribute) and _name(child) in self._elapsed:
                 return True
         return False
 
@@ -121,8 +123,8 @@ class _Reader(ast.NodeVisitor):
             own = self._own_methods if isinstance(node.func, ast.Attribute) else self._own_functions
             if place is not None and len(node.args) > place and name not in own:
                 self._limit(node, node.args[place])
-            for each in _LIMITS & {*given}:
-                self._limit(node, given[each])
+            for option in _LIMITS & {*given}:
+                self._limit(node, given[option])
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         self.generic_visit(node)
@@ -147,8 +149,8 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Assert(self, node: ast.Assert) -> None:
         self.generic_visit(node)
-        for each in ast.walk(node.test):
-            for small, large in _orders(each) if isinstance(each, ast.Compare) else ():
+        for child in ast.walk(node.test):
+            for small, large in _orders(child) if isinstance(child, ast.Compare) else ():
                 bound = _says_time(small) and (self._number(large) is not None or _is_share(small))
                 if (bound and not self._is_elapsed(small)) or _is_clock(small):
                     self._add(node, "upper bound on elapsed time")
@@ -163,11 +165,11 @@ class _Reader(ast.NodeVisitor):
             self._program(node, node.value)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        parts = [str(each.value) if isinstance(each, ast.Constant) else "X" for each in node.values]
+        parts = [str(value.value) if isinstance(value, ast.Constant) else "X" for value in node.values]
         self._program(node, "".join(parts))
-        for each in node.values:
-            if isinstance(each, ast.FormattedValue):
-                self.visit(each.value)
+        for value in node.values:
+            if isinstance(value, ast.FormattedValue):
+                self.visit(value.value)
 
     def _program(self, node: ast.expr, text: str) -> None:
         """Reads a string that is a program, as it stands or as a template of `str.format`."""
@@ -191,19 +193,19 @@ def _name(node: ast.expr) -> str:
 def _orders(node: ast.Compare) -> list[tuple[ast.expr, ast.expr]]:
     """The smaller and the larger side of each `<` and `>`."""
     sides = [node.left, *node.comparators]
-    found = []
+    pairs = []
     for left, operator, right in zip(sides, node.ops, sides[1:], strict=False):
         if isinstance(operator, ast.Lt | ast.LtE):
-            found.append((left, right))
+            pairs.append((left, right))
         elif isinstance(operator, ast.Gt | ast.GtE):
-            found.append((right, left))
-    return found
+            pairs.append((right, left))
+    return pairs
 
 
 def _says_time(node: ast.expr) -> bool:
     """Whether a name or a key in an expression says that it is a time."""
-    names = {_name(each) for each in ast.walk(node) if isinstance(each, ast.expr)}
-    keys = {each.slice for each in ast.walk(node) if isinstance(each, ast.Subscript)}
+    names = {_name(child) for child in ast.walk(node) if isinstance(child, ast.expr)}
+    keys = {child.slice for child in ast.walk(node) if isinstance(child, ast.Subscript)}
     names |= {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
     return any(_TIMES.fullmatch(name) for name in names)
 
@@ -235,10 +237,10 @@ def main(arguments: Sequence[str]) -> int:
     count = 0
     for file in files:
         name = file.relative_to(ROOT).as_posix()
-        found = findings(file.read_text(encoding="utf-8"))
-        for each in found:
-            print(f"{name}:{each.line}: {each.text}")
-        count += len(found)
+        file_findings = findings(file.read_text(encoding="utf-8"))
+        for finding in file_findings:
+            print(f"{name}:{finding.line}: {finding.text}")
+        count += len(file_findings)
     if count:
         print("Wait for the event itself, or say why not, there or on the line above: # wall clock: REASON")
     return 1 if count else 0

@@ -29,10 +29,10 @@ def make(batch: int) -> tuple[Any, Any]:
 @pytest.mark.soak("test_batch_finder.py has single trials and the search with trials by arithmetic")
 def test_the_largest_is_found_and_nothing_else_dies() -> None:
     """A whole search: its answer fits once more, and twice of it does not."""
-    found = largest_batch(make, memory_limit=LIMIT, steps=2)
-    assert 4 <= found <= 120
+    largest = largest_batch(make, memory_limit=LIMIT, steps=2)
+    assert 4 <= largest <= 120
     finder = batch_finder.Finder(make, memory_limit=LIMIT, steps=2, timeout=300)
-    assert finder.trial(2 * found).outcome == "too large"
+    assert finder.trial(2 * largest).outcome == "too large"
 
 
 def test_too_little_for_tensorflow() -> None:

@@ -70,7 +70,7 @@ def tasks_of(job: Job, training: Training) -> list[int]:
     """The launcher's children that are tasks now: spares have written no line yet."""
     lives = training.folder / "lives"
     begun = {line.split()[1] for line in lives.read_text().splitlines()} if lives.exists() else set()
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
@@ -79,8 +79,8 @@ def tasks_of(job: Job, training: Training) -> list[int]:
             continue
         waits = b"DTRAIN_SPARE=" in variables and entry.name not in begun
         if int(parent) == job.pid and state != "Z" and b"fault_program" in command and not waits:
-            found.append(int(entry.name))
-    return sorted(found)
+            pids.append(int(entry.name))
+    return sorted(pids)
 
 
 def stepped(training: Training) -> int:

@@ -43,10 +43,10 @@ def test_kills_at_operations_of_either_writer(every: int, tmp_path: Path) -> Non
     """Each operation's turn comes with `make test-soak`; here a third of them, of every checkpoint."""
     lives = try_kills(tmp_path, every=every)
     assert len(lives) * every > 100
-    torn = [each for each in lives if each["torn"] is not None]
-    assert sum(each["status"] != -9 for each in torn) * every > 8, "the kernel must end some within a write"
+    torn = [life for life in lives if life["torn"] is not None]
+    assert sum(life["status"] != -9 for life in torn) * every > 8, "the kernel must end some within a write"
     # The operation that counts is one of many: before it the checkpoint is lost, after it is there.
-    assert {each["newest"] for each in lives} == {0, 10, 20, 30, 40}
+    assert {life["newest"] for life in lives} == {0, 10, 20, 30, 40}
 
 
 def test_a_program_that_ends_finishes_its_own_writing_and_waits_for_nobody(tmp_path: Path) -> None:

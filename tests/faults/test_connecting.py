@@ -121,8 +121,8 @@ def test_one_worker_killed_and_one_frozen_at_connect_end_with_the_bits_of_a_job_
         text = job.end()
     finally:
         job.kill()
-    for each in (undisturbed, text):
-        assert len(re.findall(r"weights \w+ sockets \(local\)", each)) == 3, each
+    for output in (undisturbed, text):
+        assert len(re.findall(r"weights \w+ sockets \(local\)", output)) == 3, output
     assert {*re.findall(r"weights (\w+) s", text)} == {*re.findall(r"weights (\w+) s", undisturbed)}
     assert "OperationMismatchError" not in text  # those that have connected are at their next exchange
     assert text.count("All are started again") >= 2  # a slow machine may need one more

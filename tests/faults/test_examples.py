@@ -36,10 +36,14 @@ Reports = dict[str, dict[str, Any]]
 
 
 def environment(folder: Path) -> dict[str, str]:
-    found = os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2", "TMPDIR": str(folder)}
+    variables = os.environ | {
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TMPDIR": str(folder),
+    }
     for name in ("TF_CONFIG", "TPU_NAME"):
-        found.pop(name, None)
-    return found
+        variables.pop(name, None)
+    return variables
 
 
 def run(folder: Path, files: Sequence[Path], *launch: str) -> tuple[Reports, ...]:
@@ -60,7 +64,8 @@ def run(folder: Path, files: Sequence[Path], *launch: str) -> tuple[Reports, ...
     reports = sorted(folder.glob("report.jsonl.[0-9]"))
     lines = [file.read_text(encoding="utf-8").splitlines() for file in reports]
     return tuple(
-        {r["example"]: r for r in map(json.loads, each)} | {"": {"status": status}} for each in lines
+        {r["example"]: r for r in map(json.loads, of_worker)} | {"": {"status": status}}
+        for of_worker in lines
     )
 
 

@@ -34,7 +34,7 @@ def test_several_fits_of_one_program_and_kills_in_and_between_them(tmp_path: Pat
         "kept": {**keeping, **kill("after")},
         "more": {**keeping, **longer, **kill(70)},
     }
-    trainings = {name: Training(tmp_path / name, each) for name, each in options.items()}
+    trainings = {name: Training(tmp_path / name, settings) for name, settings in options.items()}
     # An attempt whose first fits are complete goes through them at once, and what it kept has more epochs
     # then than the fit that kept it: that one's result is looked at in a program of its own.
     job = run(
@@ -77,14 +77,14 @@ def test_another_number_of_workers_goes_on_at_the_same_step(tmp_path: Path) -> N
             f"It was written by {before} workers; now there are {workers}, with the same global" in job.text
         )
         assert training.steps()[made][1] >= training.fault(fault)["committed"] + 1
-    found = training.result()
-    assert found["history"]["seen_once"] == expected["history"]["seen_once"]
-    assert (found["epochs"], found["iterations"]) == (expected["epochs"], expected["iterations"])
+    result = training.result()
+    assert result["history"]["seen_once"] == expected["history"]["seen_once"]
+    assert (result["epochs"], result["iterations"]) == (expected["epochs"], expected["iterations"])
     for name, values in expected["history"].items():
         np.testing.assert_allclose(
-            found["history"][name], values, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name
+            result["history"][name], values, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name
         )
-    np.testing.assert_allclose(found["values"], expected["values"], rtol=TOLERANCE, atol=TOLERANCE)
+    np.testing.assert_allclose(result["values"], expected["values"], rtol=TOLERANCE, atol=TOLERANCE)
     assert_nothing_left(training)
 
 

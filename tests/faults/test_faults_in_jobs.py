@@ -41,7 +41,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
 
     def of(strategy: str, data: str) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp(strategy)
-        return undisturbed(folder, strategy, *({"data": each} for each in DATA))[DATA.index(data)]
+        return undisturbed(folder, strategy, *({"data": kind} for kind in DATA))[DATA.index(data)]
 
     return of
 

@@ -29,8 +29,8 @@ NOT_AGAIN = ("--max-restarts", "0")
 
 def newest_first(training: Training) -> list[Path]:
     """The whole checkpoints of a training."""
-    found = (training.folder / "backup").glob("fit-0/step-*/COMMITTED.json")
-    return sorted((path.parent for path in found), reverse=True)
+    markers = (training.folder / "backup").glob("fit-0/step-*/COMMITTED.json")
+    return sorted((path.parent for path in markers), reverse=True)
 
 
 def step_of(checkpoint: Path) -> int:

@@ -177,8 +177,8 @@ class Training:
 
     def pid(self, task: str) -> int:
         """The process of a task, by the launcher's output."""
-        found = [re.search(rf"{task} started, process (\d+)", line) for line in self.lines]
-        return int([match for match in found if match][-1].group(1))
+        matches = [re.search(rf"{task} started, process (\d+)", line) for line in self.lines]
+        return int([match for match in matches if match][-1].group(1))
 
     def finish(self) -> int:
         """The status, once it has ended."""
@@ -205,7 +205,7 @@ def training(tmp_path: Path) -> Iterator[Callable[..., Training]]:
 
 @pytest.mark.usefixtures("as_installed")
 @pytest.mark.parametrize(
-    "victim", [*(pytest.param(each, marks=OTHER_TASK) for each in ("worker 0", "ps 0")), "chief 0"]
+    "victim", [*(pytest.param(task, marks=OTHER_TASK) for task in ("worker 0", "ps 0")), "chief 0"]
 )
 def test_digits_comes_to_its_end_whoever_is_killed(
     training: Callable[..., Training], tmp_path: Path, victim: str

@@ -35,7 +35,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
     The more restarts a job has had, the longer it waits before the next.
     """
     names = listed(LOSSES)
-    found: dict[str, Finished] = {}
+    by_case: dict[str, Finished] = {}
     for part in (names[:1], names[1:]):
         job = run_cases(
             tmp_path_factory.mktemp("killed"),
@@ -44,8 +44,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Finished]:
             options=only(part),
             DTRAIN_STUCK_TIMEOUT="10",
         )
-        found |= dict.fromkeys(part, job)
-    return found
+        by_case |= dict.fromkeys(part, job)
+    return by_case
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,6 @@ def test_the_chief_reads_the_pipeline(tmp_path: Path) -> None:
         command, cwd=tmp_path, env=environment, timeout=180, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    for found, expected in json.loads(out.read_text(encoding="utf-8")).values():
-        for one, other in zip(found, expected, strict=True):
+    for values, expected in json.loads(out.read_text(encoding="utf-8")).values():
+        for one, other in zip(values, expected, strict=True):
             assert one == pytest.approx(other, rel=2e-4, abs=1e-6)

@@ -53,13 +53,13 @@ def run_of(folder: Path, task: str) -> Run:
 @pytest.mark.parametrize("task", HERE + WORKERS)
 def test_a_recipe_learns_one_devices_numbers(folder: Path, task: str) -> None:
     name, _, strategy = task.partition(":")
-    found, expected = run_of(folder, task), run_of(folder, f"{name}:default")
-    assert all(math.isfinite(loss) for loss in found.losses)
-    assert found.losses[-1] < found.losses[0]
-    assert found.losses == pytest.approx(expected.losses, rel=2e-4)
-    tested = [run.record["final_metrics"]["test_loss"] for run in (found, expected)]
+    trained, expected = run_of(folder, task), run_of(folder, f"{name}:default")
+    assert all(math.isfinite(loss) for loss in trained.losses)
+    assert trained.losses[-1] < trained.losses[0]
+    assert trained.losses == pytest.approx(expected.losses, rel=2e-4)
+    tested = [run.record["final_metrics"]["test_loss"] for run in (trained, expected)]
     assert tested[0] == pytest.approx(tested[1], rel=2e-4)
-    assert (found.record["status"], found.record["strategy"]) == ("finished", strategy)
+    assert (trained.record["status"], trained.record["strategy"]) == ("finished", strategy)
 
 
 @pytest.mark.timeout(2 * TIME_LIMIT + 60)
@@ -82,9 +82,9 @@ def test_a_model_of_texts_takes_texts_without_dtrain(folder: Path) -> None:
         timeout=100,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert np.isfinite(found["outputs"]).all() and np.shape(found["outputs"]) == (3, 2)
-    assert found["accuracy"] == 1.0
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert np.isfinite(report["outputs"]).all() and np.shape(report["outputs"]) == (3, 2)
+    assert report["accuracy"] == 1.0
     classes = (run_of(folder, "text-csv:default").path / "classes.txt").read_text(encoding="utf-8")
     assert classes == "0\n1\n"
 

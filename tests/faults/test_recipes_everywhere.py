@@ -54,6 +54,6 @@ def test_it_learns(folder: Path, name: str, strategy: str) -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES[1:-1])
 @pytest.mark.parametrize("name", [name for name in TASKS if name not in OTHER_NUMBERS])
 def test_it_learns_one_devices_numbers(folder: Path, name: str, strategy: str) -> None:
-    found, expected = (Run(folder / f"{name}-{each}").losses for each in (strategy, "default"))
-    assert found[0] == pytest.approx(expected[0], rel=2e-4)
-    assert found[1] == pytest.approx(expected[1], rel=ENLARGING.get(name, 2e-4))
+    losses, expected = (Run(folder / f"{name}-{way}").losses for way in (strategy, "default"))
+    assert losses[0] == pytest.approx(expected[0], rel=2e-4)
+    assert losses[1] == pytest.approx(expected[1], rel=ENLARGING.get(name, 2e-4))

@@ -30,8 +30,8 @@ class Throttle:
 
     def on_line(self, text: str) -> None:
         """Begins and ends by what the job shows."""
-        if found := re.search(r"fault (\d+)", text):
-            self._thread = threading.Thread(target=self._hold, args=(int(found[1]),))
+        if match := re.search(r"fault (\d+)", text):
+            self._thread = threading.Thread(target=self._hold, args=(int(match[1]),))
             self._thread.start()
         elif "is slow" in text:
             self.release()

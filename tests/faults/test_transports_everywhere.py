@@ -22,8 +22,8 @@ def test_three_workers_in_a_ring(tmp_path: Path) -> None:
 
 
 def test_two_replicas_in_each_worker_add_up_by_tensorflow(tmp_path: Path) -> None:
-    found = check_transport(tmp_path, "ring", 2, seconds=150, environment=WITHOUT_SOCKETS)
-    assert found["library"].startswith("TensorFlow")
+    report = check_transport(tmp_path, "ring", 2, seconds=150, environment=WITHOUT_SOCKETS)
+    assert report["library"].startswith("TensorFlow")
 
 
 @pytest.mark.soak("test_transports.py has two workers over MPI in shared memory")

@@ -39,7 +39,7 @@ def doctors(
         command = [sys.executable, "-m", "dtrain", "doctor", "--json", *options]
         pipe = subprocess.PIPE
         started.append(host.popen(command, env=env, stdout=pipe, stderr=pipe, text=True))
-    found = []
+    outcomes = []
     for process in started:
         try:
             output, errors = process.communicate()
@@ -47,22 +47,22 @@ def doctors(
             process.kill()
         assert output, errors
         findings: Findings = {}
-        for each in json.loads(output)["findings"]:
-            findings.setdefault(each["check"], []).append(each)
-        found.append((process.returncode, findings))
-    return found
+        for entry in json.loads(output)["findings"]:
+            findings.setdefault(entry["check"], []).append(entry)
+        outcomes.append((process.returncode, findings))
+    return outcomes
 
 
 def failed(findings: Findings) -> set[str]:
-    return {name for name, found in findings.items() if any(each["status"] == "fail" for each in found)}
+    return {name for name, entries in findings.items() if any(entry["status"] == "fail" for entry in entries)}
 
 
 def finding(findings: Findings, check: str, status: str) -> str:
     """What a check says with this status; its remedy must be there."""
     assert check in findings, findings
-    chosen = [each for each in findings[check] if each["status"] == status]
-    assert all(each["remedy"] for each in chosen)
-    return "; ".join(each["found"] for each in chosen)
+    chosen = [entry for entry in findings[check] if entry["status"] == status]
+    assert all(entry["remedy"] for entry in chosen)
+    return "; ".join(entry["found"] for entry in chosen)
 
 
 def test_two_sound_hosts_then_a_slow_network_and_a_port_in_use(make_hosts: MakeHosts, tmp_path: Path) -> None:
@@ -70,8 +70,8 @@ def test_two_sound_hosts_then_a_slow_network_and_a_port_in_use(make_hosts: MakeH
     for status, findings in doctors(made, tmp_path, "--checkpoint-dir", str(tmp_path)):
         assert status == 0, findings
         for check in ("peers", "versions", "clocks", "checkpoint directory"):
-            assert {each["status"] for each in findings[check]} == {"ok"}, findings[check]
-        assert "fail" not in {each["status"] for each in findings["network"]}  # a busy machine may be slow
+            assert {entry["status"] for entry in findings[check]} == {"ok"}, findings[check]
+        assert "fail" not in {entry["status"] for entry in findings["network"]}  # a busy machine may be slow
     assert not [*tmp_path.glob(".dtrain-doctor-*")]
 
     for host in made:

@@ -69,10 +69,10 @@ def run_locally(program: Path, out: Path, epochs: int) -> None:
 
 def assert_same(one: Path, other: Path) -> None:
     for rank in (0, 1):
-        with np.load(f"{one}-{rank}.npz") as found, np.load(f"{other}-{rank}.npz") as wanted:
-            assert [*found] == [*wanted]
+        with np.load(f"{one}-{rank}.npz") as arrays, np.load(f"{other}-{rank}.npz") as wanted:
+            assert [*arrays] == [*wanted]
             for name in wanted:
-                np.testing.assert_array_equal(found[name], wanted[name])
+                np.testing.assert_array_equal(arrays[name], wanted[name])
 
 
 def test_two_hosts_give_the_bits_of_one(make_hosts: MakeHosts, tmp_path: Path, program: Path) -> None:

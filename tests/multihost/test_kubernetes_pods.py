@@ -37,7 +37,7 @@ LIMIT = 150.0
 def name_pods(host: Host, made: list[Host]) -> None:
     """Let a host resolve the names that the headless Service of the job gives to its pods."""
     names = (f"train-{job}-0-{index}.train" for job in ("worker", "node") for index in range(len(made)))
-    addresses = [each.address for each in made]
+    addresses = [pod.address for pod in made]
     lines = [f"{addresses[index % 2]} {name}\n" for index, name in enumerate(names)]
     with host.path("/etc/hosts").open("a") as file:
         file.writelines(lines)

@@ -132,12 +132,12 @@ def test_a_spare_takes_the_place_of_a_lost_host_with_the_same_bits(
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         with (
-            np.load(tmp_path / f"hosts-{rank}.npz") as found,
+            np.load(tmp_path / f"hosts-{rank}.npz") as arrays,
             np.load(tmp_path / f"local-{rank}.npz") as wanted,
         ):
-            assert [*found] == [*wanted]
+            assert [*arrays] == [*wanted]
             for name in wanted:
-                np.testing.assert_array_equal(found[name], wanted[name])
+                np.testing.assert_array_equal(arrays[name], wanted[name])
 
 
 def test_a_job_goes_on_smaller_and_grows_when_the_node_is_back(

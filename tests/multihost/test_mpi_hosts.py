@@ -58,13 +58,13 @@ LAUNCH = [sys.executable, "-m", "dtrain", "launch"]
 @pytest.fixture
 def pair(with_ssh: None, make_hosts: MakeHosts) -> list[Host]:
     """Two hosts with SSH servers, and a network of containers that leads to neither."""
-    found = make_hosts(2)
-    for host in found:
+    hosts = make_hosts(2)
+    for host in hosts:
         host.start_ssh_server()
         for words in ("link add docker0 type bridge", "address add 172.17.0.1/16 dev docker0",
                       "link set docker0 up"):  # fmt: skip
             assert host.run(["ip", *words.split()]).returncode == 0
-    return found
+    return hosts
 
 
 def assert_nothing_left(pair: list[Host], folder: Path) -> None:
@@ -115,11 +115,11 @@ def test_two_hosts_give_the_bits_of_one_also_after_a_death(
     assert "worker 3 was killed by signal 9" in done.stderr and "All are started again" in done.stderr
     for rank in range(4):
         with (
-            np.load(tmp_path / f"hosts-{rank}.npz") as found,
+            np.load(tmp_path / f"hosts-{rank}.npz") as arrays,
             np.load(tmp_path / f"local-{rank}.npz") as wanted,
         ):
-            for each in wanted:
-                np.testing.assert_array_equal(found[each], wanted[each])
+            for key in wanted:
+                np.testing.assert_array_equal(arrays[key], wanted[key])
     assert_nothing_left(pair, tmp_path)
 
 

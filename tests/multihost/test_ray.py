@@ -177,10 +177,10 @@ def wanted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def assert_same(one: Path, other: Path) -> None:
     for rank in (0, 1):
-        with np.load(f"{one}-{rank}.npz") as found, np.load(f"{other}-{rank}.npz") as expected:
-            assert [*found] == [*expected]
+        with np.load(f"{one}-{rank}.npz") as arrays, np.load(f"{other}-{rank}.npz") as expected:
+            assert [*arrays] == [*expected]
             for name in expected:
-                np.testing.assert_array_equal(found[name], expected[name])
+                np.testing.assert_array_equal(arrays[name], expected[name])
 
 
 def test_two_nodes_give_the_bits_of_one_machine_although_a_worker_dies(
@@ -240,12 +240,12 @@ def test_what_the_cluster_cannot_place_is_an_error_in_time(cluster: Cluster, tmp
 def test_a_program_of_the_page_runs_by_its_command(cluster: Cluster, tmp_path: Path, name: str) -> None:
     for block in guide.files(PAGE):
         (tmp_path / block.title).write_text(block.text, encoding="utf-8")
-    (command,) = (each for each in guide.commands(PAGE) if each[-1] == name)
+    (command,) = (words for words in guide.commands(PAGE) if words[-1] == name)
     try:
         done = cluster.run(["-m", *command] if command[0] == "dtrain" else command[1:], tmp_path)
     finally:
-        for each in ("backup", "run", "search"):
-            shutil.rmtree(f"/tmp/dtrain-{each}", ignore_errors=True)
+        for suffix in ("backup", "run", "search"):
+            shutil.rmtree(f"/tmp/dtrain-{suffix}", ignore_errors=True)
     assert done.returncode == 0, done.stderr
 
 

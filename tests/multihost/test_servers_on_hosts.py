@@ -60,8 +60,8 @@ def test_a_chief_trains_with_workers_and_servers_on_two_hosts(
     said = (tmp_path / "log-0").read_text()
     assert statuses == [0] * len(places), said
     assert "[chief 0 on host1] steps: 24 falls: True" in said
-    found = dict(re.findall(r"(\w+ \d) started, process \d+, ([\d.]+):", said))
-    assert found == {
+    addresses = dict(re.findall(r"(\w+ \d) started, process \d+, ([\d.]+):", said))
+    assert addresses == {
         "chief 0": "10.77.0.1",
         "worker 0": "10.77.0.1",
         "worker 1": "10.77.0.2",

@@ -106,9 +106,9 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
             made = stack.enter_context(hosts(folder / "hosts", 2))
         except HostsNotPermitted as error:
             pytest.skip(f"hosts cannot be made here: {error}")
-        found = stack.enter_context(slurm_cluster(folder / "slurm", made))
-        found.env |= ENVIRONMENT | {"HOME": str(folder / "home")}
-        yield found
+        running = stack.enter_context(slurm_cluster(folder / "slurm", made))
+        running.env |= ENVIRONMENT | {"HOME": str(folder / "home")}
+        yield running
 
 
 @pytest.fixture
@@ -134,10 +134,10 @@ def run_locally(arguments: Sequence[str], folder: Path) -> None:
 
 def assert_same(one: Path, other: Path) -> None:
     for rank in (0, 1):
-        with np.load(f"{one}-{rank}.npz") as found, np.load(f"{other}-{rank}.npz") as wanted:
-            assert [*found] == [*wanted]
+        with np.load(f"{one}-{rank}.npz") as arrays, np.load(f"{other}-{rank}.npz") as wanted:
+            assert [*arrays] == [*wanted]
             for name in wanted:
-                np.testing.assert_array_equal(found[name], wanted[name])
+                np.testing.assert_array_equal(arrays[name], wanted[name])
 
 
 def described(slurm: SlurmCluster, tmp_path: Path, command: str, **env: str) -> list[Any]:
@@ -152,10 +152,10 @@ def described(slurm: SlurmCluster, tmp_path: Path, command: str, **env: str) -> 
 
 def said(folder: Path) -> list[Any]:
     files = sorted(folder.glob("said-*"))
-    found = [json.loads(file.read_text()) for file in files]
+    reports = [json.loads(file.read_text()) for file in files]
     for file in files:
         file.unlink()
-    return found
+    return reports
 
 
 def places(found: Sequence[Any]) -> dict[str, str]:
@@ -176,38 +176,40 @@ def places(found: Sequence[Any]) -> dict[str, str]:
 def test_the_tasks_of_a_step_are_a_job(
     slurm: SlurmCluster, tmp_path: Path, command: str, wanted: list[str]
 ) -> None:
-    found = described(slurm, tmp_path, command)
-    assert [about["environment"] for about, _ in found] == ["slurm"] * len(wanted)
-    (jobs,) = {json.dumps(about["jobs"]) for about, _ in found}
+    descriptions = described(slurm, tmp_path, command)
+    assert [about["environment"] for about, _ in descriptions] == ["slurm"] * len(wanted)
+    (jobs,) = {json.dumps(about["jobs"]) for about, _ in descriptions}
     addresses = json.loads(jobs)["worker"]
     assert [address.partition(":")[0] for address in addresses] == wanted
-    assert places(found) == {f"worker {rank}": host for rank, host in enumerate(wanted)}
+    assert places(descriptions) == {f"worker {rank}": host for rank, host in enumerate(wanted)}
     assert len({*addresses}) == len(wanted)
-    assert_as_recorded(found[-1][1], SLURM_STEPS[command], varying=["SLURM_JOB_ID"])
+    assert_as_recorded(descriptions[-1][1], SLURM_STEPS[command], varying=["SLURM_JOB_ID"])
 
 
 def test_a_cluster_that_starts_every_step_for_mpi(slurm: SlurmCluster, tmp_path: Path) -> None:
     """As `MpiDefault=pmi2` does: with mpi4py it is an MPI start, without it the step that it is too."""
-    found = described(slurm, tmp_path, "srun -N2 --mpi=pmi2", WITHOUT_MPI4PY="1")
-    assert all("PMI_RANK" in kept for _, kept in found), found
-    assert [(about["environment"], about["also_found"]) for about, _ in found] == [("slurm", [])] * 2
+    descriptions = described(slurm, tmp_path, "srun -N2 --mpi=pmi2", WITHOUT_MPI4PY="1")
+    assert all("PMI_RANK" in kept for _, kept in descriptions), descriptions
+    assert [(about["environment"], about["also_found"]) for about, _ in descriptions] == [("slurm", [])] * 2
 
 
 def test_one_task_and_a_batch_script_are_no_job_and_tf_config_comes_first(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
     job = {"cluster": {"worker": ["host1:2222", "host2:2222"]}, "task": {"type": "worker", "index": 0}}
-    found = described(slurm, tmp_path, "srun -N2", TF_CONFIG=json.dumps(job))
-    assert [(each["environment"], each["also_found"]) for each, _ in found] == [("tf_config", ["slurm"])] * 2
+    descriptions = described(slurm, tmp_path, "srun -N2", TF_CONFIG=json.dumps(job))
+    assert [(description["environment"], description["also_found"]) for description, _ in descriptions] == [
+        ("tf_config", ["slurm"])
+    ] * 2
     assert described(slurm, tmp_path, "srun -N2", DTRAIN_SLURM="0")[0][0]["environment"] is None
     for command, recorded in SLURM_NO_STEP.items():
         if command.startswith("sbatch"):
             batch = [*command.split(), "--parsable", "--wait", f"--output={tmp_path}/batch"]
             slurm.run([*batch, f"--wrap={sys.executable} {tmp_path}/says.py"])
-            found = said(tmp_path)
+            answers = said(tmp_path)
         else:
-            found = described(slurm, tmp_path, command)
-        ((about, kept),) = found
+            answers = described(slurm, tmp_path, command)
+        ((about, kept),) = answers
         assert about["environment"] is None and "Slurm" in about["schedulers"]
         assert_as_recorded(kept, recorded, varying=["SLURM_JOB_ID"])
 
@@ -226,8 +228,8 @@ def test_a_recipe_under_srun_gives_the_bits_of_the_local_launcher(
     import keras
 
     one, other = (keras.models.load_model(tmp_path / name / "model.keras") for name in ("slurm", "local"))
-    for found, wanted in zip(one.get_weights(), other.get_weights(), strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    for weight, wanted in zip(one.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, wanted)
     assert "without a secret" not in done.stderr
 
 
@@ -254,7 +256,7 @@ def test_at_the_time_limit_a_submitted_job_requeues_itself_and_ends_with_the_sam
     job = done.stdout.split()[4].rstrip(".")
 
     def output() -> str:
-        return "".join(each.read_text() for each in (tmp_path / "output").glob("*"))
+        return "".join(file.read_text() for file in (tmp_path / "output").glob("*"))
 
     try:
         assert slurm.wait_for(job, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED") == "COMPLETED", output()
@@ -316,8 +318,8 @@ def test_the_commands_of_the_guide_run(slurm: SlurmCluster, tmp_path: Path) -> N
     wait_until(lambda: not slurm.run(["squeue", "--noheader"]).stdout)
     outputs = sorted(tmp_path.glob("*.out")) + sorted((tmp_path / "output").glob("*_[01].out"))
     assert len(outputs) == 3
-    for each in outputs:
-        assert each.read_text().count("task_index=1") == 1, each.read_text()
+    for output in outputs:
+        assert output.read_text().count("task_index=1") == 1, output.read_text()
 
 
 @pytest.mark.soak("test_a_killed_worker_of_launchers_under_srun_is_recovered_with_the_same_bits: launchers")

@@ -44,10 +44,10 @@ def launch_command(*words: str) -> list[str]:
 @pytest.fixture
 def made(with_ssh: None, make_hosts: MakeHosts) -> list[Host]:
     """Three hosts; the second and the third have an SSH server."""
-    found = make_hosts(3)
-    for host in found[1:]:
+    hosts = make_hosts(3)
+    for host in hosts[1:]:
         host.start_ssh_server()
-    return found
+    return hosts
 
 
 def assert_nothing_left(folder: Path) -> None:
@@ -79,12 +79,12 @@ def test_two_hosts_give_the_bits_of_one(made: list[Host], tmp_path: Path) -> Non
         name = place.split()[0]
         assert f"[worker {rank} on {name}] place: {place} of mine {tmp_path}\n" in done.stdout
         with (
-            np.load(tmp_path / f"hosts-{rank}.npz") as found,
+            np.load(tmp_path / f"hosts-{rank}.npz") as arrays,
             np.load(tmp_path / f"local-{rank}.npz") as wanted,
         ):
-            assert [*found] == [*wanted]
-            for each in wanted:
-                np.testing.assert_array_equal(found[each], wanted[each])
+            assert [*arrays] == [*wanted]
+            for key in wanted:
+                np.testing.assert_array_equal(arrays[key], wanted[key])
     assert_nothing_left(tmp_path)
 
 

@@ -121,12 +121,12 @@ def train(strategy: Any, pipeline: Pipeline) -> dict[str, Any]:
         )
         model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
     record = model.fit(pipeline.dataset(), epochs=2, validation_data=pipeline.dataset(), verbose=0)
-    found = {key: [float(value) for value in values] for key, values in record.history.items()}
-    found["weights"] = [float(v) for w in model.get_weights() for v in w.reshape(-1)]
-    found["iterations"] = [int(model.optimizer.iterations)]
+    results = {key: [float(value) for value in values] for key, values in record.history.items()}
+    results["weights"] = [float(v) for w in model.get_weights() for v in w.reshape(-1)]
+    results["iterations"] = [int(model.optimizer.iterations)]
     ordered = Pipeline((X, Y), batch=8, shuffle=False)
-    found["predicted"] = model.predict(ordered.dataset(), verbose=0).reshape(-1).tolist()
-    return found
+    results["predicted"] = model.predict(ordered.dataset(), verbose=0).reshape(-1).tolist()
+    return results
 
 
 def trained_on() -> Pipeline:
@@ -154,9 +154,9 @@ def run(name: str, strategy: Any, files: Path) -> dict[str, Any]:
     if name == "a worker that is an epoch ahead":
         ahead = Pipeline((X, Y), batch=8).dataset(first_epoch=dtrain.rank())
         return error_of(lambda: SplitDataset(ahead, strategy.dtrain_managed.layout))
-    found = train(strategy, trained_on())
+    results = train(strategy, trained_on())
     expected = train(dtrain.OneDeviceStrategy("/cpu:0"), trained_on())
-    return {"found": found, "expected": expected}
+    return {"found": results, "expected": expected}
 
 
 def main() -> None:

@@ -84,8 +84,8 @@ def agreements() -> dict[str, Any]:
         own = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(own=1.0 + rank))
         looks = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(dict(logs)))
         made = model()
-        found = fit(own, *callbacks, looks, made=made, **options)
-        return found, seen, made.history.history["own"], float(made.optimizer.learning_rate)
+        fitted = fit(own, *callbacks, looks, made=made, **options)
+        return fitted, seen, made.history.history["own"], float(made.optimizer.learning_rate)
 
     def plateau() -> Any:
         def numbers(epoch: int, logs: Any) -> None:
@@ -122,9 +122,9 @@ def agreements() -> dict[str, Any]:
     def predicted_in_part(hook: str, at: dict[int, int], **options: Any) -> Any:
         made = model()
         callback = stops(hook, at, "stop_predicting")
-        found = made.predict(x, **{"batch_size": 8, "verbose": 0} | options, callbacks=[callback])
+        outputs = made.predict(x, **{"batch_size": 8, "verbose": 0} | options, callbacks=[callback])
         again = made.predict(x, batch_size=8, verbose=0)  # the workers are at the same point still
-        parts = zip(keras.tree.flatten(found), keras.tree.flatten(again), strict=True)
+        parts = zip(keras.tree.flatten(outputs), keras.tree.flatten(again), strict=True)
         return [(len(part), np.array_equal(part, whole[: len(part)])) for part, whole in parts]
 
     def predicted_rows_of_any_length() -> Any:
@@ -137,8 +137,8 @@ def agreements() -> dict[str, Any]:
             made = Ragged()
             made.compile("sgd", "mse")
         callback = stops("on_predict_batch_end", {0: 2}, "stop_predicting")
-        found = made.predict(x, batch_size=8, verbose=0, callbacks=[callback])
-        return int(found.nrows()), found.row_lengths().numpy().tolist()
+        outputs = made.predict(x, batch_size=8, verbose=0, callbacks=[callback])
+        return int(outputs.nrows()), outputs.row_lengths().numpy().tolist()
 
     def predicted_in_pieces() -> Any:
         inputs = keras.Input((3,))
@@ -147,8 +147,10 @@ def agreements() -> dict[str, Any]:
             made = keras.Model(inputs, outputs)
             made.compile("sgd", "mse", steps_per_execution=2)
         callback = stops("on_predict_batch_end", {1: 1}, "stop_predicting")
-        found = made.predict(tf.data.Dataset.from_tensor_slices(x).batch(8), verbose=0, callbacks=[callback])
-        return {name: value.shape for name, value in found.items()}
+        predictions = made.predict(
+            tf.data.Dataset.from_tensor_slices(x).batch(8), verbose=0, callbacks=[callback]
+        )
+        return {name: value.shape for name, value in predictions.items()}
 
     def own_logs() -> Any:
         made = model(OwnLogs)

@@ -74,21 +74,21 @@ def searched(
 ) -> tuple[int, list[int]]:
     """The search alone: the answer and what was tried."""
     finder = PretendFinder(most)
-    found = batch_finder.search(finder, start=start, limit=limit, granularity=granularity)
-    return found, finder.tried
+    largest = batch_finder.search(finder, start=start, limit=limit, granularity=granularity)
+    return largest, finder.tried
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 15, 16, 17, 100, 1000, 4095, 4096])
 @pytest.mark.parametrize("start", [None, 1, 50, 5000])
 def test_the_search(most: int, start: int | None) -> None:
-    found, tried = searched(most, start=start)
-    assert found <= most < found + max(1, found // 16) + 1
+    largest, tried = searched(most, start=start)
+    assert largest <= most < largest + max(1, largest // 16) + 1
     assert len(tried) == len(set(tried)) <= 22
-    found, tried = searched(most, start=start, limit=64)
-    assert found <= 64 and max(tried) <= 64
+    largest, tried = searched(most, start=start, limit=64)
+    assert largest <= 64 and max(tried) <= 64
     if most >= 10:
-        found, tried = searched(most, start=start, granularity=10)
-        assert found == most // 10 * 10
+        largest, tried = searched(most, start=start, granularity=10)
+        assert largest == most // 10 * 10
         assert all(size % 10 == 0 for size in tried)
 
 

@@ -41,8 +41,8 @@ def bench(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedP
 
 
 def rows(directory: Path) -> dict[str, dict[str, Any]]:
-    found = json.loads((directory / "bench.json").read_text())
-    return {row["key"]: row for row in found["rows"]}
+    report = json.loads((directory / "bench.json").read_text())
+    return {row["key"]: row for row in report["rows"]}
 
 
 def test_two_strategies_and_one_that_is_not_here(tmp_path: Path) -> None:
@@ -57,26 +57,26 @@ def test_two_strategies_and_one_that_is_not_here(tmp_path: Path) -> None:
         "report.html",
         "runs",
     ]
-    found = rows(out)
-    measured = {key for key, row in found.items() if row["examples_per_second"]}
+    by_key = rows(out)
+    measured = {key for key, row in by_key.items() if row["examples_per_second"]}
     assert {"one_device", "multi_worker_ring", "parameter_server"} <= measured
-    assert found["tpu"]["absent"] and "tpu" not in measured
-    assert found["multi_worker_ring"]["same_as_one_device"] is True
-    assert found["multi_worker_ring"]["first_loss_apart"] < 2e-4
-    assert found["parameter_server"]["same_as_one_device"] is None
-    assert found["parameter_server"]["staleness"] >= 0
+    assert by_key["tpu"]["absent"] and "tpu" not in measured
+    assert by_key["multi_worker_ring"]["same_as_one_device"] is True
+    assert by_key["multi_worker_ring"]["first_loss_apart"] < 2e-4
+    assert by_key["parameter_server"]["same_as_one_device"] is None
+    assert by_key["parameter_server"]["staleness"] >= 0
     for key in measured:
-        (run,) = found[key]["runs"]
+        (run,) = by_key[key]["runs"]
         assert len(run["history"]["loss"]) == 2
-        assert found[key]["final"]["test_accuracy"] > 0.1
+        assert by_key[key]["final"]["test_accuracy"] > 0.1
         # The first epoch is not what the speed is told by.
-        assert found[key]["examples_per_second"] == run["history"]["examples_per_second"][1]
+        assert by_key[key]["examples_per_second"] == run["history"]["examples_per_second"][1]
     cores = len(os.sched_getaffinity(0))
     for key, binding in (
         ("multi_worker_ring", "cores-each=" if cores > 1 else "cores="),
         ("one_device", "cores="),
     ):
-        assert found[key]["binding"].startswith(binding)
+        assert by_key[key]["binding"].startswith(binding)
     assert "not here: the environment names no TPU" in done.stdout
     assert "Synchronous against asynchronous" in done.stdout
     assert re.search(r"bench: 2 of \d: .*; \d+:\d\d so far, about \d+:\d\d to go", done.stderr)
@@ -96,10 +96,10 @@ def test_rows_that_fail_say_why_and_the_others_go_on(tmp_path: Path) -> None:
     asked = ["--strategies", "default,multi_worker", "--transports", "ring", "--output", "out"]
     done = bench(*_TINY, *asked, cwd=tmp_path, DTRAIN_PEER_TIMEOUT="soon")
     assert done.returncode == 1, done.stdout[-3000:] + done.stderr[-3000:]
-    found = rows(tmp_path / "out")
-    assert found["multi_worker_ring"]["failed"]
-    assert "DTRAIN_PEER_TIMEOUT is 'soon'" in found["multi_worker_ring"]["problem"]
-    assert found["default"]["same_as_one_device"] is True
+    by_key = rows(tmp_path / "out")
+    assert by_key["multi_worker_ring"]["failed"]
+    assert "DTRAIN_PEER_TIMEOUT is 'soon'" in by_key["multi_worker_ring"]["problem"]
+    assert by_key["default"]["same_as_one_device"] is True
     assert "failed: " in done.stdout and "DTRAIN_PEER_TIMEOUT is 'soon'" in done.stdout
     assert "## What failed" in (tmp_path / "out" / "bench.md").read_text()
 
@@ -137,9 +137,9 @@ def test_an_interrupt_leaves_no_process_and_keeps_what_was_measured(tmp_path: Pa
             process.kill()
     assert process.returncode == 130, "".join([*said, rest, shown])[-5000:]
     assert guard.kill_marked(mark) == 0
-    found = rows(tmp_path / "out")
-    assert found["one_device"]["examples_per_second"] > 0
-    assert found["multi_worker_ring"]["examples_per_second"] is None
+    by_key = rows(tmp_path / "out")
+    assert by_key["one_device"]["examples_per_second"] > 0
+    assert by_key["multi_worker_ring"]["examples_per_second"] is None
     assert json.loads((tmp_path / "out" / "bench.json").read_text())["status"] == "interrupted"
     assert "not run: interrupted" in shown
     assert (tmp_path / "out" / "report.html").exists()

@@ -9,5 +9,5 @@ from checkpoint_kills import try_kills
 
 def test_some_kills_at_operations_of_either_writer(tmp_path: Path) -> None:
     lives = try_kills(tmp_path, every=17, timeout=280)
-    assert {each["writer"] for each in lives} == {0, 1}
-    assert any(each["torn"] is not None for each in lives)
+    assert {life["writer"] for life in lives} == {0, 1}
+    assert any(life["torn"] is not None for life in lives)

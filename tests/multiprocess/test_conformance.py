@@ -25,18 +25,18 @@ def test_three_programs_under_two_replicas(tmp_path: Path) -> None:
     names = "arrays,clipped_by_norm,strings"
     asked = ("--strategies", "mirrored", "--programs", names, "--time-limit", "1000")
     status, data, printed = conformance(tmp_path, *asked)
-    found = data["verdicts"]["mirrored"]
+    sides = data["verdicts"]["mirrored"]
     assert status == 0
-    assert {name: outcome for name, (outcome, _) in found["dtrain"].items()} == dict.fromkeys(
+    assert {name: outcome for name, (outcome, _) in sides["dtrain"].items()} == dict.fromkeys(
         names.split(","), "same"
     )
     # What Keras and TensorFlow do by themselves; a version that does it right changes this test and the page.
-    assert {name: outcome for name, (outcome, _) in found["stock"].items()} == {
+    assert {name: outcome for name, (outcome, _) in sides["stock"].items()} == {
         "arrays": "same",
         "clipped_by_norm": "wrong",
         "strings": "error",
     }
-    assert "differs by" in found["stock"]["clipped_by_norm"][1]
+    assert "differs by" in sides["stock"]["clipped_by_norm"][1]
     assert "`MirroredStrategy`" in printed
     assert "| `strings` | error | yes |" in (tmp_path / "conformance.md").read_text(encoding="utf-8")
 

@@ -47,9 +47,9 @@ def dealt() -> Iterator[Any]:
 
 def test_a_functions_parts_are_dealt_out_in_one_order_by_processes_of_their_own(dealt: Any) -> None:
     for _ in range(2):
-        found = [(int(number), int(process)) for number, process in dealt]
-        assert [number for number, _ in found] == list(range(COUNT)), "also across the end of a part"
-        assert {process for _, process in found} == set(dealt.dtrain_service.processes)
+        pairs = [(int(number), int(process)) for number, process in dealt]
+        assert [number for number, _ in pairs] == list(range(COUNT)), "also across the end of a part"
+        assert {process for _, process in pairs} == set(dealt.dtrain_service.processes)
         assert os.getpid() not in dealt.dtrain_service.processes
 
 

@@ -66,6 +66,6 @@ def test_workers_of_servers_train(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     job = [sys.executable, "-m", "dtrain", "launch", "--workers", "1", "--ps", "1"]
     subprocess.run([*job, str(tmp_path / "train.py"), str(report)], check=True, timeout=300)
-    found = json.loads(report.read_text())
-    assert found["losses"] == sorted(found["losses"], reverse=True) and len(found["losses"]) == 3
-    assert found["unmeasured"] == ["communication"]
+    results = json.loads(report.read_text())
+    assert results["losses"] == sorted(results["losses"], reverse=True) and len(results["losses"]) == 3
+    assert results["unmeasured"] == ["communication"]

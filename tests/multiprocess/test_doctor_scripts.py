@@ -116,9 +116,9 @@ def findings_of(arguments: list[str], **options: Any) -> tuple[int, Findings]:
     done = subprocess.run(command, capture_output=True, text=True, **options)
     assert done.stdout, done.stderr
     findings: Findings = {}
-    for each in json.loads(done.stdout)["findings"]:
-        assert bool(each["remedy"]) == (each["status"] != "ok"), each
-        findings.setdefault(each["check"], []).append(each)
+    for entry in json.loads(done.stdout)["findings"]:
+        assert bool(entry["remedy"]) == (entry["status"] != "ok"), entry
+        findings.setdefault(entry["check"], []).append(entry)
     return done.returncode, findings
 
 
@@ -136,7 +136,7 @@ def test_two_steps_of_a_job(tmp_path: Path) -> None:
     assert findings["strategy"][0]["found"] == "MultiWorkerMirroredStrategy, 2 replicas"
     assert findings["devices"][0]["found"] == "worker 0: CPU:0; worker 1: CPU:0"
     assert "ring" in findings["transport"][0]["found"] and "s a step" in findings["step"][0]["found"]
-    assert [each.name for each in tmp_path.iterdir()] == ["script.py"]  # the epoch has not ended
+    assert [entry.name for entry in tmp_path.iterdir()] == ["script.py"]  # the epoch has not ended
 
 
 @pytest.mark.long
@@ -204,7 +204,7 @@ def test_what_a_tpu_refuses_is_named_with_its_place(tmp_path: Path) -> None:
     assert status == 1
     (data,) = findings["train data"]
     assert "8 examples" in data["found"] and "batch 2 (the last one) has 4" in data["found"]
-    problems = {each["found"] for each in findings["train step"]}
+    problems = {entry["found"] for entry in findings["train step"]}
     for mark, words in {
         "py_function": "calls Python on the host",
         "boolean_mask": "depends on values",
@@ -212,7 +212,11 @@ def test_what_a_tpu_refuses_is_named_with_its_place(tmp_path: Path) -> None:
         "lookup": "in the layer 'words'",
     }.items():
         place = line(FAULTY, mark)
-        assert [each for each in problems if words in each and place in each], (place, words, problems)
+        assert [problem for problem in problems if words in problem and place in problem], (
+            place,
+            words,
+            problems,
+        )
     assert len(problems) == 4, problems
     (tested,) = findings["test step"]
     assert "'words'" in tested["found"] and "test data" not in findings
@@ -237,8 +241,8 @@ def test_a_script_that_is_not_there(kind: str, tmp_path: Path) -> None:
 def test_modules_that_each_process_compiles_again(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     _, findings = findings_of(["--json"], env=environment)
-    assert [each["status"] for each in findings["TensorFlow"]] == ["ok", "warn"]
+    assert [entry["status"] for entry in findings["TensorFlow"]] == ["ok", "warn"]
     assert "PYTHONDONTWRITEBYTECODE=" in findings["TensorFlow"][1]["remedy"]
     del environment["PYTHONDONTWRITEBYTECODE"]
     _, findings = findings_of(["--json"], env=environment)
-    assert [each["status"] for each in findings["TensorFlow"]] == ["ok"]
+    assert [entry["status"] for entry in findings["TensorFlow"]] == ["ok"]

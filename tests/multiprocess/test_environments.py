@@ -135,8 +135,8 @@ def clear(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_environment_is_tested_here() -> None:
     assert {*STARTS} == {*ENVIRONMENTS}
-    for name, each in ENVIRONMENTS.items():
-        assert each.name == name and each.label
+    for name, kind in ENVIRONMENTS.items():
+        assert kind.name == name and kind.label
 
 
 @pytest.mark.parametrize("name", STARTS)
@@ -160,15 +160,15 @@ def test_two_processes_find_the_same_job_and_their_own_tasks(name: str, tmp_path
         done = subprocess.run(command, env=variables, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         said += [json.loads(line) for line in done.stdout.splitlines()]
-    found = [about for about, _ in said]
-    assert [each["environment"] for each in found] == [name, name]
-    assert sorted(each["task"] for each in found) == ["worker 0", "worker 1"]
-    assert found[0]["jobs"] == found[1]["jobs"] and len({*found[0]["jobs"]["worker"]}) == 2
+    answers = [about for about, _ in said]
+    assert [answer["environment"] for answer in answers] == [name, name]
+    assert sorted(answer["task"] for answer in answers) == ["worker 0", "worker 1"]
+    assert answers[0]["jobs"] == answers[1]["jobs"] and len({*answers[0]["jobs"]["worker"]}) == 2
     if start.by_mpi:
         (second,) = (variables for about, variables in said if about["task"] == "worker 1")
         assert_as_recorded(second, OPEN_MPI_RANK)
     elif name != "slurm":
-        assert found[0]["jobs"] == {job: [*addresses] for job, addresses in start.jobs.items()}
+        assert answers[0]["jobs"] == {job: [*addresses] for job, addresses in start.jobs.items()}
 
 
 @pytest.mark.parametrize("name", WITH_VARIABLES)
@@ -176,11 +176,11 @@ def test_it_is_detected_by_its_variables_which_a_helper_process_does_not_get(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clear(monkeypatch)
-    assert not any(each.detected() for each in ENVIRONMENTS.values())
+    assert not any(kind.detected() for kind in ENVIRONMENTS.values())
     others = {"PATH": os.environ["PATH"], "OMPI_MCA_btl": "self", "SLURM_JOB_ID": "7"}
     for variable, value in {**STARTS[name].variables[1], **others}.items():
         monkeypatch.setenv(variable, value)
-    assert [each.name for each in ENVIRONMENTS.values() if each.detected()] == [name]
+    assert [kind.name for kind in ENVIRONMENTS.values() if kind.detected()] == [name]
     left = ENVIRONMENTS[name].without(os.environ)
     assert {variable: left[variable] for variable in others} == others
     assert not any(variable in left for variable in STARTS[name].variables[1])

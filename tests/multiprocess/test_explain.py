@@ -48,7 +48,7 @@ def test_the_plan_of_three_devices_as_json(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     plan = json.loads(done.stdout)
     assert (plan["strategy"], plan["replicas"], plan["gathers"]) == ("MirroredStrategy", 3, 1)
-    assert [each["operation"] for each in plan["gathered"]] == ["Unique"]
+    assert [operation["operation"] for operation in plan["gathered"]] == ["Unique"]
     # The gradients, and the loss, which is known a round later than the total that it is added to.
     assert plan["sum_bytes"] == 4 * (4 * 3 + 3 + 3 * 1 + 1) + 4
 

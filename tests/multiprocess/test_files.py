@@ -88,8 +88,8 @@ class Worker:
             checkpoint(folder / "batches.keras", save_freq=2),
             checkpoint(folder / f"own{self.rank}" / "{epoch}.keras"),
         )
-        found = sorted(p for p in folder.rglob("*") if p.is_file())
-        report = {str(p.relative_to(folder)): self.whole(p) for p in found}
+        paths = sorted(p for p in folder.rglob("*") if p.is_file())
+        report = {str(p.relative_to(folder)): self.whole(p) for p in paths}
         last = [folder / "each" / f"{EPOCHS:02d}.keras", folder / f"own{self.rank}" / f"{EPOCHS}.keras"]
         last += [*sorted((folder / "weights").glob(f"{EPOCHS}-*")), folder / "best.keras"]
         return report, [self.differences(model, path) for path in last]
@@ -233,8 +233,8 @@ class Worker:
         model.save(path)
         with self.strategy.scope():
             loaded = self.keras.models.load_model(path)
-        for each in (model, loaded):
-            self.fit(each, epochs=1)
+        for trained in (model, loaded):
+            self.fit(trained, epochs=1)
         pairs = zip(model.get_weights(), loaded.get_weights(), strict=True)
         return max(float(np.abs(a - b).max()) for a, b in pairs)
 
@@ -295,9 +295,9 @@ def test_checkpoints(reports: list[dict[str, Any]]) -> None:
     for rank, report in enumerate(reports):
         files, differences = report["checkpoints"]
         assert set(files.values()) == {""}, files
-        each = {f"each/{epoch:02d}.keras" for epoch in range(1, EPOCHS + 1)}
+        by_epoch = {f"each/{epoch:02d}.keras" for epoch in range(1, EPOCHS + 1)}
         own = {f"own{rank}/{epoch}.keras" for epoch in range(1, EPOCHS + 1)}
-        assert each | own | {"best.keras", "batches.keras"} <= set(files)
+        assert by_epoch | own | {"best.keras", "batches.keras"} <= set(files)
         weights = [name for name in files if name.startswith("weights/")]
         assert len(weights) == EPOCHS, weights
         assert differences[:3] == [0.0, 0.0, 0.0]

@@ -46,7 +46,7 @@ class TwoNodes:
     def end(self) -> list[int]:
         """Let the workers end; returns the exit statuses of the nodes."""
         (self.folder / "go").touch()
-        return [each.wait() for each in self.launchers]
+        return [launcher.wait() for launcher in self.launchers]
 
     def log(self, node: int) -> str:
         return (self.folder / f"log-{node}").read_text()
@@ -72,7 +72,7 @@ def nodes(tmp_path: Path) -> Iterator[TwoNodes]:
 def test_a_killed_agent_of_the_first_node_is_started_again(nodes: TwoNodes) -> None:
     nodes.started(0)
     first = psutil.Process(nodes.launchers[0].pid)
-    (agent,) = [each for each in first.children() if "dtrain.launch.hosts.agent" in each.cmdline()]
+    (agent,) = [child for child in first.children() if "dtrain.launch.hosts.agent" in child.cmdline()]
     agent.kill()
     nodes.started(1)
     assert nodes.end() == [0, 0], nodes.log(0)

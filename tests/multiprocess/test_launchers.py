@@ -131,8 +131,8 @@ class Jobs:
 
     def reported(self, word: str) -> dict[str, Any]:
         """What tasks reported with this word, by task."""
-        found = (self.folder / "reported").glob(f"{word}-*")
-        return {path.name.partition("-")[2]: json.loads(path.read_text()) for path in found}
+        files = (self.folder / "reported").glob(f"{word}-*")
+        return {path.name.partition("-")[2]: json.loads(path.read_text()) for path in files}
 
 
 @pytest.fixture(scope="module", params=[pytest.param(name, marks=MARKS.get(name, ())) for name in LAUNCHED])
@@ -342,7 +342,7 @@ def test_a_launcher_whose_system_restarts_jobs_makes_one_attempt(
         @contextlib.contextmanager
         def assign(self, tasks: Sequence[Task], env: Mapping[str, str]) -> Iterator[Sequence[Assignment]]:
             with super().assign(tasks, env) as assigned:
-                yield [Assignment(each.topology, NAMED) for each in assigned]
+                yield [Assignment(assignment.topology, NAMED) for assignment in assigned]
 
     monkeypatch.setitem(LAUNCHERS, "system", System)
     text = "wait_for(lambda: len(lives(attempt)) == 2)\ndie() if index else hang()\n"

@@ -48,18 +48,18 @@ SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
 
 def listeners(process: psutil.Process) -> set[tuple[str, str]]:
     """The addresses on which a process and all that it has started listen now, and the programs' names."""
-    found: set[tuple[str, str]] = set()
+    addresses: set[tuple[str, str]] = set()
     try:
         everyone = [process, *process.children(recursive=True)]
     except psutil.Error:
-        return found
-    for each in everyone:
+        return addresses
+    for member in everyone:
         try:
-            name, sockets = each.name(), each.net_connections("inet")
+            name, sockets = member.name(), member.net_connections("inet")
         except (psutil.Error, OSError):
             continue
-        found.update((sock.laddr.ip, name) for sock in sockets if sock.status == psutil.CONN_LISTEN)
-    return found
+        addresses.update((sock.laddr.ip, name) for sock in sockets if sock.status == psutil.CONN_LISTEN)
+    return addresses
 
 
 @pytest.mark.parametrize(

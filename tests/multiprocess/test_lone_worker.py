@@ -34,8 +34,8 @@ def train() -> list[tuple[Any, Any]]:
 
 
 def test_accumulation_and_averages_with_one_worker() -> None:
-    (found,) = dtrain.spawn(train, workers=1)
-    assert len(found) == 2
-    for (losses, weights), (alone, others) in found:
+    (fits,) = dtrain.spawn(train, workers=1)
+    assert len(fits) == 2
+    for (losses, weights), (alone, others) in fits:
         assert losses == alone
         assert all(np.array_equal(one, other) for one, other in zip(weights, others, strict=True))

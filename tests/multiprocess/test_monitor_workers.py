@@ -165,20 +165,20 @@ def test_each_tracker_has_one_run(job: tuple[Path, str], monkeypatch: pytest.Mon
     client = mlflow.MlflowClient((folder / "mlruns").as_uri())
     (run,) = client.search_runs(["0"])
     losses = client.get_metric_history(run.info.run_id, "loss")
-    assert sorted(each.step for each in losses) == [0, 1, 2]
+    assert sorted(loss.step for loss in losses) == [0, 1, 2]
 
 
 def test_the_time_of_each_worker_is_known(job: tuple[Path, str]) -> None:
     for rank in range(2):
         wall, counted = map(float, (job[0] / f"wall-{rank}").read_text().split())
         assert 0.9 * wall < counted <= wall  # wall clock: a part of a measured whole
-    found = last_epoch(job[0] / "run")
-    assert [each["task"] for each in found["workers"]] == ["worker 0", "worker 1"]
-    assert found["parts"]["communication"] > 0.0
-    assert (found["steps"], found["examples"]) == (20, 640)
-    for each in found["workers"]:
-        assert set(each["parts"]) == set(PARTS) and each["epoch"] == 2 and each["host"]
-        assert 0.0 <= each["own_step_seconds"] <= each["step_seconds"]
+    epoch = last_epoch(job[0] / "run")
+    assert [worker["task"] for worker in epoch["workers"]] == ["worker 0", "worker 1"]
+    assert epoch["parts"]["communication"] > 0.0
+    assert (epoch["steps"], epoch["examples"]) == (20, 640)
+    for worker in epoch["workers"]:
+        assert set(worker["parts"]) == set(PARTS) and worker["epoch"] == 2 and worker["host"]
+        assert 0.0 <= worker["own_step_seconds"] <= worker["step_seconds"]
     assert [event["kind"] for event in events(job[0] / "run")].count("end") == 1
     record = json.loads((job[0] / "run" / "run.json").read_text())
     assert (record["status"], record["workers"], record["replicas"]) == ("finished", 2, 2)
@@ -187,20 +187,22 @@ def test_the_time_of_each_worker_is_known(job: tuple[Path, str]) -> None:
 
 def test_the_parts_of_an_own_step_add_up_and_tracing_it_is_the_start(job: tuple[Path, str]) -> None:
     for rank in range(2):
-        found = json.loads((job[0] / f"own-{rank}").read_text())
-        for each in found["epochs"]:
-            assert min(each["parts"].values()) >= 0.0, each
-            assert sum(each["parts"].values()) == pytest.approx(each["seconds"], abs=1e-4)
+        own = json.loads((job[0] / f"own-{rank}").read_text())
+        for epoch in own["epochs"]:
+            assert min(epoch["parts"].values()) >= 0.0, epoch
+            assert sum(epoch["parts"].values()) == pytest.approx(epoch["seconds"], abs=1e-4)
         # wall clock: parts of a measured whole
-        assert 0.9 * found["wall"] < sum(found["parts"].values()) <= found["wall"]
-        first, second = found["epochs"]
+        assert 0.9 * own["wall"] < sum(own["parts"].values()) <= own["wall"]
+        first, second = own["epochs"]
         assert first["parts"]["start"] == max(first["parts"].values()) and second["parts"]["start"] == 0.0
-        assert first["parts"]["start"] > SKIPPED > max(each["parts"]["callbacks"] for each in (first, second))
+        assert (
+            first["parts"]["start"] > SKIPPED > max(epoch["parts"]["callbacks"] for epoch in (first, second))
+        )
         assert 0 < first["steady"]["steps"] < 40 == second["steady"]["steps"]
 
 
 def test_the_time_of_a_step_is_that_of_steps_that_were_not_traced(job: tuple[Path, str]) -> None:
-    first, second = (each["steady"] for each in json.loads((job[0] / "own-0").read_text())["epochs"])
+    first, second = (epoch["steady"] for epoch in json.loads((job[0] / "own-0").read_text())["epochs"])
     record = json.loads((job[0] / "own" / "run.json").read_text())
     assert max(first["seconds"], second["seconds"]) < SKIPPED  # wall clock: the program has moved its clock
     assert record["step_seconds"] == pytest.approx(second["seconds"] / second["steps"], rel=0.01)

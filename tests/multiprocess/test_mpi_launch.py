@@ -84,9 +84,9 @@ def test_by_hand_and_by_the_launcher_the_same_numbers(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dtrain", "launch", "--mpi", "--workers", "2", str(program)]
     done = start(command)
     assert done.returncode == 0, done.stderr
-    for found, where in ((hand, "an MPI start"), (done, "TF_CONFIG, which precedes an MPI start,")):
-        assert f"strategy multi_worker: {where} has 2 workers" in found.stderr
-        lines = shown(found.stdout)
+    for ended, where in ((hand, "an MPI start"), (done, "TF_CONFIG, which precedes an MPI start,")):
+        assert f"strategy multi_worker: {where} has 2 workers" in ended.stderr
+        lines = shown(ended.stdout)
         assert [line.split()[:4] for line in lines] == [["0", "2", "3.0", "3.0"], ["1", "2", "3.0", "3.0"]]
     assert {line.split(maxsplit=2)[2] for line in shown(hand.stdout)} == {
         line.split(maxsplit=2)[2] for line in shown(done.stdout)
@@ -103,8 +103,8 @@ def test_a_rank_that_leaves_is_missed_by_the_others(tmp_path: Path) -> None:
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     ended = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
     assert ended.returncode != 0
-    found = r"worker 1 (\(it |has )?ended its program"  # from the ranks' connections, or over MPI
-    assert re.search(found, ended.stderr), ended.stderr[-3000:]
+    pattern = r"worker 1 (\(it |has )?ended its program"  # from the ranks' connections, or over MPI
+    assert re.search(pattern, ended.stderr), ended.stderr[-3000:]
 
 
 def test_more_ranks_than_cores(launch: Callable[..., Ended]) -> None:

@@ -56,11 +56,11 @@ def launched(kind: str, folder: Path, text: str, *options: str) -> str:
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"/dev/shm cannot be replaced: {getattr(error, 'stderr', error)}")
     job = [sys.executable, "-m", "dtrain", "launch", "--workers", "2", *options, str(folder / "job.py")]
-    found = subprocess.run(
+    done = subprocess.run(
         [*inside, *job, str(folder / "backup")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    assert found.returncode == 0, found.stdout
-    return found.stdout
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
 @pytest.mark.parametrize("kind", ["read-only", pytest.param("full", marks=pytest.mark.long)])

@@ -28,10 +28,10 @@ def fitted(what: str, workers: tuple[int, ...]) -> Any:
         model.optimizer.learning_rate = 0.01
 
     def weights() -> None:
-        model.set_weights([np.ones_like(each) for each in model.get_weights()])
+        model.set_weights([np.ones_like(weight) for weight in model.get_weights()])
 
     def own_weights() -> None:
-        model.set_weights([np.full_like(each, dtrain.rank()) for each in model.get_weights()])
+        model.set_weights([np.full_like(weight, dtrain.rank()) for weight in model.get_weights()])
 
     does = {
         "learning rate": learning_rate,
@@ -53,7 +53,7 @@ def fitted(what: str, workers: tuple[int, ...]) -> Any:
         model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=[Does()])
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    return [each.tolist() for each in model.get_weights()], model.history.history
+    return [weight.tolist() for weight in model.get_weights()], model.history.history
 
 
 @pytest.mark.parametrize(

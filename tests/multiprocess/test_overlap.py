@@ -61,7 +61,7 @@ if dtrain.is_chief():
 
 def test_buckets_begin_with_the_last_gradients_and_end_with_the_first_or_all_small_ones() -> None:
     def of(*megabytes: float) -> list[tf.Tensor]:
-        return [tf.zeros(int(each * 2**18)) for each in megabytes]
+        return [tf.zeros(int(size * 2**18)) for size in megabytes]
 
     assert buckets(of(3, 0.01, 1, 2, 0, 1)) == [[2, 3, 5], [0, 1, 4]]
     assert buckets(of(0.01, 3, 1)) == [[1, 2], [0]]  # the large ones need not wait for the first
@@ -80,7 +80,7 @@ def test_overlap_changes_no_bit(transport: str, workers: str, last: str, tmp_pat
         pytest.skip(reason)
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    found = {}
+    by_overlap = {}
     for overlap in "01":
         starter = ["launch", "--mpi"] if transport == "mpi" else ["launch"]
         launch = [*starter, "--workers", workers, "--spares", "none"]
@@ -90,7 +90,7 @@ def test_overlap_changes_no_bit(transport: str, workers: str, last: str, tmp_pat
         done = subprocess.run(command, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         with np.load(output) as values:
-            found[overlap] = {name: values[name] for name in values}
-    assert found["0"].keys() == found["1"].keys()
-    for name, value in found["0"].items():
-        np.testing.assert_array_equal(value, found["1"][name])
+            by_overlap[overlap] = {name: values[name] for name in values}
+    assert by_overlap["0"].keys() == by_overlap["1"].keys()
+    for name, value in by_overlap["0"].items():
+        np.testing.assert_array_equal(value, by_overlap["1"][name])

@@ -45,15 +45,15 @@ def train(root: Path) -> dict[str, Any]:
     except KeyboardInterrupt:
         interrupted = True
     folder = root / f"parts-{dtrain.rank()}" / "fit-0"
-    left = sorted(each.name for each in folder.glob("step-*/share-*.json"))
+    left = sorted(file.name for file in folder.glob("step-*/share-*.json"))
     return {"whole": whole, "interrupted": interrupted, "left": left, "parts": fit("parts")}
 
 
 def test_each_keeps_a_whole_checkpoint(tmp_path: Path) -> None:
-    for found in dtrain.spawn(train, args=(tmp_path,), workers=2):
-        assert found["interrupted"]
-        assert found["left"] and all(name.startswith("share-0-of-1") for name in found["left"])
-        (history, state), (expected, whole) = found["parts"], found["whole"]
+    for report in dtrain.spawn(train, args=(tmp_path,), workers=2):
+        assert report["interrupted"]
+        assert report["left"] and all(name.startswith("share-0-of-1") for name in report["left"])
+        (history, state), (expected, whole) = report["parts"], report["whole"]
         assert history == expected
         assert all(np.array_equal(one, other) for one, other in zip(state, whole, strict=True))
     assert not list(tmp_path.iterdir())

@@ -20,7 +20,7 @@ IN_CONDITIONS = ("optimizers_in_a_condition",)
 def numbers(strategy: Any, refused: tuple[str, ...] = ()) -> dict[str, list[Any]]:
     """For each model, its weights, history, scores and predictions; some are refused."""
     x = np.random.default_rng(1).normal(size=(ROWS, 6)).astype("float32")
-    found: dict[str, list[Any]] = {}
+    results: dict[str, list[Any]] = {}
     for number, (name, make) in enumerate(MODELS.items()):
         if name in refused:
             with pytest.raises(StepError, match="inside a condition or a loop"):
@@ -29,8 +29,8 @@ def numbers(strategy: Any, refused: tuple[str, ...] = ()) -> dict[str, list[Any]
         made, history, scores = trained(strategy, make, batch=17, as_dataset=bool(number % 2))
         callable_alone = type(made).call is not keras.Model.call
         outputs = made.predict(x, batch_size=17, verbose=0) if callable_alone else ()
-        found[name] = [*made.get_weights(), *history.values(), scores, *outputs]
-    return found
+        results[name] = [*made.get_weights(), *history.values(), scores, *outputs]
+    return results
 
 
 def of_worker(devices: int) -> dict[str, list[Any]]:
@@ -47,9 +47,9 @@ def check_steps_by_rank(strategy: Any) -> None:
 
     class ByRank(keras.Model):  # type: ignore[misc]
         def train_step(self, data: Any) -> Any:
-            found = super().train_step(data)
+            logs = super().train_step(data)
             self.layers[-1].bias.assign_add([0.01 * dtrain.rank()])
-            return found
+            return logs
 
     with strategy.scope():
         inputs = keras.Input((6,))
@@ -66,7 +66,7 @@ def check_steps_by_rank(strategy: Any) -> None:
 def check_local_steps(strategy: Any) -> None:
     """Local SGD has the same numbers where steps run eagerly, and says where they cannot."""
     x = np.random.default_rng(1).normal(size=(35, 6)).astype("float32")
-    found = []
+    results = []
     for eager in (False, True):
         keras.utils.set_random_seed(1)
         with strategy.scope():
@@ -74,8 +74,8 @@ def check_local_steps(strategy: Any) -> None:
             made = keras.Sequential([keras.Input((6,)), *body])
             made.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"], run_eagerly=eager)
         history = made.fit(x[:34], x[:34, :1], batch_size=17, epochs=2, shuffle=False, verbose=0).history
-        found.append([*history.values(), *made.get_weights()])
-    for traced, run in zip(*found, strict=True):
+        results.append([*history.values(), *made.get_weights()])
+    for traced, run in zip(*results, strict=True):
         np.testing.assert_allclose(run, traced, rtol=2e-4, atol=1e-6)
     with pytest.raises(StepError, match="a batch of 1 rows leaves some of the 3 workers without any"):
         made.fit(x, x[:, :1], batch_size=17, shuffle=False, verbose=0)
@@ -95,7 +95,7 @@ def test_workers_have_the_numbers_of_one_device(workers: int, devices: int) -> N
     assert len(first) > 5
     for name in first:
         for place, expected in enumerate(one[name]):
-            found = first[name][place]
-            np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-5, err_msg=name)
+            value = first[name][place]
+            np.testing.assert_allclose(value, expected, rtol=2e-4, atol=1e-5, err_msg=name)
             for other in others:
-                np.testing.assert_array_equal(found, other[name][place], name)
+                np.testing.assert_array_equal(value, other[name][place], name)

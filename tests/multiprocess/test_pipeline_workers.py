@@ -60,7 +60,7 @@ def launch(workers: int, files: Path, folder: Path) -> list[dict[str, Any]]:
         print(f"status {done.returncode}\n{log.read_text(encoding='utf-8', errors='replace')[-5000:]}")
     reports = [Path(f"{out}.{rank}") for rank in range(workers)]
     lines = [file.read_text(encoding="utf-8").splitlines() if file.exists() else [] for file in reports]
-    return [{report["case"]: report for report in map(json.loads, each)} for each in lines]
+    return [{report["case"]: report for report in map(json.loads, of_worker)} for of_worker in lines]
 
 
 def reports_of(launched: Any, workers: int, name: str) -> list[dict[str, Any]]:
@@ -78,12 +78,12 @@ def test_every_example_is_read_once_by_one_worker(launched: Any, workers: int, n
     for epoch, batches in enumerate(reports[0]["batches"]):
         steps = [report["epochs"][epoch] for report in reports]
         count = len(batches) if ones_batches else -(-ROWS // 8)
-        assert [len(each) for each in steps] == [count] * workers
+        assert [len(own_steps) for own_steps in steps] == [count] * workers
         seen = []
         for (batch, width), *parts in zip(batches or [([], 0)] * count, *steps, strict=True):
             rows = [row for part, _, _ in parts for replica in part for row in replica]
             sizes = [len(replica) for part, _, _ in parts for replica in part]
-            assert [each for _, each, _ in parts] == [sizes] * workers
+            assert [lengths for _, lengths, _ in parts] == [sizes] * workers
             if ones_batches:
                 assert rows == batch
                 assert {w for _, _, widths in parts for w in widths} == {width}

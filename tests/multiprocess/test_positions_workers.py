@@ -41,8 +41,8 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", cases.CASES)
 def test_every_worker_goes_on_from_its_place(name: str, reports: list[dict[str, Any]]) -> None:
     for report in reports:
-        found = report[name]
-        assert found["rest"] == found["whole"][found["from"] :]
+        result = report[name]
+        assert result["rest"] == result["whole"][result["from"] :]
 
 
 def rows(batch: Any) -> list[Any]:
@@ -53,7 +53,7 @@ def rows(batch: Any) -> list[Any]:
 
 @pytest.mark.parametrize("name", [name for name in cases.CASES if name != "a PyDataset"])
 def test_the_workers_parts_are_of_the_same_batches(name: str, reports: list[dict[str, Any]]) -> None:
-    seen = [[each for each in report[name]["rest"] if len(each) == 5] for report in reports]
+    seen = [[batch for batch in report[name]["rest"] if len(batch) == 5] for report in reports]
     assert len(seen[0]) == len(seen[1]) > 0
     for first, second in zip(*seen, strict=True):
         assert first[:4] == second[:4]

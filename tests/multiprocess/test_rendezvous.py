@@ -125,10 +125,12 @@ def wait_for_connection(process: subprocess.Popen[str], port: int) -> None:
     """Waits until a task is connected to the first one, which accepts it and its hello at once."""
 
     def connected() -> bool:
-        found = psutil.Process(process.pid).net_connections("tcp")
+        connections = psutil.Process(process.pid).net_connections("tcp")
         return any(
-            each.status == psutil.CONN_ESTABLISHED and each.raddr and each.raddr.port == port
-            for each in found
+            connection.status == psutil.CONN_ESTABLISHED
+            and connection.raddr
+            and connection.raddr.port == port
+            for connection in connections
         )
 
     wait_until(connected)
@@ -187,12 +189,12 @@ def test_a_missing_first_task_is_named(tasks: Tasks, ports: Callable[[int], list
 def test_a_worker_that_dies_while_waiting_may_be_started_again(
     tasks: Tasks, ports: Callable[[int], list[int]]
 ) -> None:
-    found = ports(3)
-    cluster = {"worker": local(found)}
+    numbers = ports(3)
+    cluster = {"worker": local(numbers)}
     first = tasks.start(cluster, 0)
-    wait_for_listener(found[0])
+    wait_for_listener(numbers[0])
     dying = tasks.start(cluster, 1)
-    wait_for_connection(dying, found[0])
+    wait_for_connection(dying, numbers[0])
     dying.kill()
     dying.wait()
     again, last = tasks.start(cluster, 1), tasks.start(cluster, 2)
@@ -207,9 +209,9 @@ def start_two(cluster: Mapping[str, list[str]], tasks: Tasks, port: int) -> None
 
 
 def test_a_cluster_that_differs_is_said_on_all(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
-    found = ports(3)
-    addresses = local(found)
-    start_two({"worker": addresses}, tasks, found[0])
+    numbers = ports(3)
+    addresses = local(numbers)
+    start_two({"worker": addresses}, tasks, numbers[0])
     tasks.start({"worker": [*addresses[:2], "127.0.0.1:9"]}, 2, secret="known to all")
     for result in tasks.results():
         assert result["error"] == "PeerMismatchError"
@@ -228,9 +230,9 @@ def test_a_smaller_cluster_is_said_on_all(tasks: Tasks, ports: Callable[[int], l
 
 @pytest.mark.parametrize("claimed", [0, 1])
 def test_two_processes_with_one_task(tasks: Tasks, ports: Callable[[int], list[int]], claimed: int) -> None:
-    found = ports(3)
-    cluster = {"worker": local(found)}
-    start_two(cluster, tasks, found[0])
+    numbers = ports(3)
+    cluster = {"worker": local(numbers)}
+    start_two(cluster, tasks, numbers[0])
     tasks.start(cluster, claimed, secret="known to all")
     for result in tasks.results():
         assert result["error"] == "PeerMismatchError"
@@ -245,9 +247,9 @@ def test_a_port_in_use_is_said_on_all(
         other.bind(("0.0.0.0" if everywhere else "127.0.0.1", 0))
         other.listen()
         taken = f"127.0.0.1:{other.getsockname()[1]}"
-        found = ports(2)
-        cluster = {"worker": [*local(found), taken]}
-        start_two(cluster, tasks, found[0])
+        numbers = ports(2)
+        cluster = {"worker": [*local(numbers), taken]}
+        start_two(cluster, tasks, numbers[0])
         tasks.start(cluster, 2, secret="known to all")
         for result in tasks.results():
             assert result["error"] == "PortInUseError"
@@ -274,10 +276,10 @@ def test_a_listener_of_this_very_process_is_in_the_way_as_well() -> None:
 
 
 def test_unauthenticated_connections_do_not_disturb(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
-    found = ports(2)
-    cluster = {"worker": local(found)}
+    numbers = ports(2)
+    cluster = {"worker": local(numbers)}
     tasks.start(cluster, 0)
-    wait_for_listener(found[0])
+    wait_for_listener(numbers[0])
     with contextlib.ExitStack() as stack:
         for garbage in (
             b"",
@@ -289,7 +291,7 @@ def test_unauthenticated_connections_do_not_disturb(tasks: Tasks, ports: Callabl
             b"[" * 100_000 + b"\n",
             b"x" * 3_000_000,
         ):
-            intruder = stack.enter_context(socket.create_connection(("127.0.0.1", found[0]), timeout=LIMIT))
+            intruder = stack.enter_context(socket.create_connection(("127.0.0.1", numbers[0]), timeout=LIMIT))
             with contextlib.suppress(OSError):
                 intruder.sendall(garbage)
         tasks.start(cluster, 1)
@@ -315,10 +317,10 @@ def _hello(**content: Any) -> bytes:
 def test_a_well_formed_line_without_the_secret_changes_nothing(
     tasks: Tasks, ports: Callable[[int], list[int]], secret: str
 ) -> None:
-    found = ports(2)
-    cluster = {"worker": local(found)}
+    numbers = ports(2)
+    cluster = {"worker": local(numbers)}
     tasks.start(cluster, 0, secret=secret)
-    wait_for_listener(found[0])
+    wait_for_listener(numbers[0])
     deep: Any = []
     for _ in range(900):
         deep = [deep]
@@ -328,17 +330,17 @@ def test_a_well_formed_line_without_the_secret_changes_nothing(
             _hello(cluster=cluster, job=EVIL, index=10**4000),
             _hello(cluster=cluster, protocol=1),
             _hello(),
-            _hello(cluster={"worker": [*local(found), EVIL]}),
+            _hello(cluster={"worker": [*local(numbers), EVIL]}),
             _hello(cluster={EVIL: [deep], "worker": deep}),
             _hello(cluster=cluster, problem=EVIL),
             _hello(cluster=cluster, index=0),
             _hello(cluster=cluster, index=0, protocol=[deep], problem=deep),
             _hello(cluster=cluster) + b'{"dtrain": "gave up"}\n' if secret else _hello(problem="x"),
         ):
-            intruder = stack.enter_context(socket.create_connection(("127.0.0.1", found[0]), timeout=LIMIT))
+            intruder = stack.enter_context(socket.create_connection(("127.0.0.1", numbers[0]), timeout=LIMIT))
             intruder.sendall(line)
         for _ in range(80):  # silent ones
-            stack.enter_context(socket.create_connection(("127.0.0.1", found[0]), timeout=LIMIT))
+            stack.enter_context(socket.create_connection(("127.0.0.1", numbers[0]), timeout=LIMIT))
         tasks.start(cluster, 1, secret=secret)
         results = tasks.results()
     assert errors_of(results) == {""}
@@ -352,11 +354,11 @@ def test_a_well_formed_line_without_the_secret_changes_nothing(
 def test_processes_of_one_user_on_one_machine_share_a_secret(
     tasks: Tasks, ports: Callable[[int], list[int]]
 ) -> None:
-    found = ports(2)
-    cluster = {"worker": local(found)}
+    numbers = ports(2)
+    cluster = {"worker": local(numbers)}
     tasks.start(cluster, 0, secret=None)
-    wait_for_listener(found[0])
-    with socket.create_connection(("127.0.0.1", found[0]), timeout=LIMIT) as intruder:
+    wait_for_listener(numbers[0])
+    with socket.create_connection(("127.0.0.1", numbers[0]), timeout=LIMIT) as intruder:
         intruder.sendall(_hello(cluster=cluster) + b'{"dtrain": "gave up"}\n')
         tasks.start(cluster, 1, secret=None)
         results = tasks.results()
@@ -364,15 +366,15 @@ def test_processes_of_one_user_on_one_machine_share_a_secret(
 
 
 def test_no_free_descriptor_is_said(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
-    found = ports(2)
-    cluster = {"worker": local(found)}
+    numbers = ports(2)
+    cluster = {"worker": local(numbers)}
     first = tasks.start(cluster, 0)
-    wait_for_listener(found[0])
+    wait_for_listener(numbers[0])
     limit = len(list(Path(f"/proc/{first.pid}/fd").iterdir())) + 1
     resource.prlimit(first.pid, resource.RLIMIT_NOFILE, (limit, limit))
     with contextlib.ExitStack() as stack:
         for _ in range(limit):  # more than there are free descriptors, whichever the task closes meanwhile
-            stack.enter_context(socket.create_connection(("127.0.0.1", found[0]), timeout=LIMIT))
+            stack.enter_context(socket.create_connection(("127.0.0.1", numbers[0]), timeout=LIMIT))
         assert first.stderr is not None
         assert "a connection has to wait: Too many open files" in first.stderr.readline()
     tasks.start(cluster, 1)
@@ -382,13 +384,13 @@ def test_no_free_descriptor_is_said(tasks: Tasks, ports: Callable[[int], list[in
 def test_another_job_that_was_given_our_port_does_not_end_ours(
     tasks: Tasks, ports: Callable[[int], list[int]]
 ) -> None:
-    found = ports(4)
-    first = tasks.start({"worker": local(found[:2])}, 0)
-    wait_for_listener(found[0])
-    intruder = tasks.start({"worker": local([found[0], *found[2:]])}, 0)
+    numbers = ports(4)
+    first = tasks.start({"worker": local(numbers[:2])}, 0)
+    wait_for_listener(numbers[0])
+    intruder = tasks.start({"worker": local([numbers[0], *numbers[2:]])}, 0)
     (result,) = tasks.results(intruder)
     assert result["error"] == "PortInUseError"
-    second = tasks.start({"worker": local(found[:2])}, 1)
+    second = tasks.start({"worker": local(numbers[:2])}, 1)
     assert errors_of(tasks.results(first, second)) == {""}
 
 

@@ -51,7 +51,7 @@ def test_a_killed_worker_has_all_started_again_from_the_checkpoint(
     ]
     assert len({text.partition(" ")[0] for text in ended.lives.values()}) == 1, "one name for all attempts"
     ports = [set(re.findall(r"127\.0\.0\.1:\d+", text)) for text in ended.lives.values()]
-    assert len({frozenset(each) for each in ports}) == 2, "new ports in each attempt"
+    assert len({frozenset(addresses) for addresses in ports}) == 2, "new ports in each attempt"
 
 
 def test_an_exception_ends_the_job_with_the_last_lines_of_its_task(launch: Callable[..., Ended]) -> None:

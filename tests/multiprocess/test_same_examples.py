@@ -35,8 +35,8 @@ def cases() -> dict[str, Any]:
         named.compile(keras.optimizers.SGD(0.01), "mse")
 
     def fit(*data: Any, made: Any = model, **options: Any) -> Any:
-        found = made.fit(*data, **{"verbose": 0, "shuffle": False} | options)
-        return all(np.isfinite(found.history["loss"]))
+        history = made.fit(*data, **{"verbose": 0, "shuffle": False} | options)
+        return all(np.isfinite(history.history["loss"]))
 
     def rows(*arrays: Any) -> Any:
         return tf.data.Dataset.from_tensor_slices(arrays or (x, y))
@@ -77,7 +77,7 @@ def cases() -> dict[str, Any]:
     def by_file(*files: list[Any]) -> Any:
         folder = Path(tempfile.mkdtemp())
         for number, numbers in enumerate(files):
-            (folder / f"{number}.txt").write_text("".join(f"{each}\n" for each in numbers))
+            (folder / f"{number}.txt").write_text("".join(f"{value}\n" for value in numbers))
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
         lines = tf.data.TextLineDataset(sorted(map(str, folder.iterdir())))
@@ -90,7 +90,7 @@ def cases() -> dict[str, Any]:
     order = own.permutation(64)
     flipped = rows().map(lambda a, b: (a + tf.random.normal([3]), b), num_parallel_calls=2).batch(32)
     alike = rows(np.ones((64, 3), "float32"), np.ones((64, 1), "float32"))
-    found: dict[str, Callable[[], Any]] = {
+    calls: dict[str, Callable[[], Any]] = {
         "arrays": lambda: fit(x, y),
         "shuffled arrays": lambda: fit(x, y, shuffle=True),
         "dataset": lambda: fit(rows().batch(16)),
@@ -125,7 +125,7 @@ def cases() -> dict[str, Any]:
         "evaluate everything": lambda: model.evaluate(distributed(False), verbose=0),
         "afterwards": lambda: fit(x, y),
     }
-    return outcomes(found)
+    return outcomes(calls)
 
 
 @pytest.fixture(scope="module")

@@ -119,4 +119,6 @@ def test_the_error_of_a_worker_that_saves_alone(reports: list[dict[str, Any]]) -
         "OperationMismatchError: A model whose optimizer state is divided over the workers"
     )
     assert "\nHint: call save in every worker" in said[0]
-    assert all("worker 0 is in save, worker 1 in barrier: is one of them behind" in each for each in said)
+    assert all(
+        "worker 0 is in save, worker 1 in barrier: is one of them behind" in message for message in said
+    )

@@ -150,9 +150,9 @@ def test_a_spare_imports_with_the_variables_that_its_program_sets_before(
 ) -> None:
     ended = launch(BEGIN + SETS.replace("VALUE", "'1'"))
     assert ended.status == 0, ended.err
-    found = "['tensorflow', '1', None, None]"
-    assert f"found: {found} tensorflow: False attempt 0" in ended.out
-    assert f"found: {found} tensorflow: True attempt 1" in ended.out
+    values = "['tensorflow', '1', None, None]"
+    assert f"found: {values} tensorflow: False attempt 0" in ended.out
+    assert f"found: {values} tensorflow: True attempt 1" in ended.out
     assert ended.out.count("launched with: None") == 2, "the program itself finds what it was launched with"
 
 

@@ -17,7 +17,7 @@ def values(communication: str) -> list[Any]:
     import tensorflow as tf
 
     with dtrain.MultiWorkerMirroredStrategy(communication=communication).scope():
-        found: list[Any] = []
+        pairs: list[Any] = []
         for dtype in ("int32", "int64", "float32"):
             variable = tf.Variable(
                 np.array([1, 2], dtype),
@@ -26,17 +26,17 @@ def values(communication: str) -> list[Any]:
             )
             made = variable.numpy().tolist()
             variable.assign(np.array([7, -7], dtype))
-            found.append((made, variable.numpy().tolist()))
+            pairs.append((made, variable.numpy().tolist()))
         metric = keras.metrics.MeanIoU(num_classes=3)
         metric.update_state([0, 1, 2, 1], [0, 1, 1, 1])
         loss = keras.losses.MeanSquaredError()(np.ones((3, 2)), np.zeros((3, 2)))
-        return [*found, float(metric.result()), float(loss)]
+        return [*pairs, float(metric.result()), float(loss)]
 
 
 @pytest.mark.parametrize("communication", ["auto", "ring"])
 def test_a_sum_over_workers_is_whole(communication: str) -> None:
-    for found in dtrain.spawn(values, args=(communication,), workers=2, devices_per_worker=2):
-        *variables, metric, loss = found
+    for results in dtrain.spawn(values, args=(communication,), workers=2, devices_per_worker=2):
+        *variables, metric, loss = results
         assert variables == [([1, 2], [7, -7])] * 3
         assert metric == pytest.approx((1 + 2 / 3 + 0) / 3)
         assert loss == pytest.approx(1.0)
@@ -54,10 +54,10 @@ def moving_means(distributed: bool) -> list[Any]:
             self.mean = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False)
 
         def call(self, x: Any, training: bool = False) -> Any:
-            found = x - self.mean
+            centred = x - self.mean
             if training:
                 self.mean.assign(0.5 * self.mean + 0.5 * keras.ops.mean(x, axis=0))
-            return found
+            return centred
 
     keras.utils.set_random_seed(1)
     x = np.random.default_rng(1).normal(size=(26, 3)).astype("float32")
@@ -72,6 +72,6 @@ def moving_means(distributed: bool) -> list[Any]:
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_moving_mean_is_one_devices(devices: int) -> None:
     expected = moving_means(False)
-    for found in dtrain.spawn(moving_means, args=(True,), workers=2, devices_per_worker=devices):
-        for one, two in zip(found, expected, strict=True):
+    for arrays in dtrain.spawn(moving_means, args=(True,), workers=2, devices_per_worker=devices):
+        for one, two in zip(arrays, expected, strict=True):
             np.testing.assert_allclose(one, two, rtol=2e-4, atol=1e-6)

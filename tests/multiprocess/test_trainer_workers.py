@@ -99,20 +99,20 @@ Reports = tuple[Path, list[dict[str, Any]]]
 
 def test_two_workers_train_to_one_devices_numbers(reports: Reports) -> None:
     for report in reports[1]:
-        found, alone = report["whole"], report["alone"]
-        for one, other in zip(found["weights"], alone["weights"], strict=True):
+        trained, alone = report["whole"], report["alone"]
+        for one, other in zip(trained["weights"], alone["weights"], strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
         for name, values in alone["history"].items():
-            np.testing.assert_allclose(found["history"][name], values, rtol=2e-4)
+            np.testing.assert_allclose(trained["history"][name], values, rtol=2e-4)
         for name, value in alone["evaluated"].items():
-            np.testing.assert_allclose(found["evaluated"][name], value, rtol=2e-4)
-        np.testing.assert_allclose(found["predicted"], alone["predicted"], rtol=2e-4, atol=1e-6)
-        assert found["updates"] == alone["updates"] == 10  # 5 micro-batches an epoch, 2 to an update
+            np.testing.assert_allclose(trained["evaluated"][name], value, rtol=2e-4)
+        np.testing.assert_allclose(trained["predicted"], alone["predicted"], rtol=2e-4, atol=1e-6)
+        assert trained["updates"] == alone["updates"] == 10  # 5 micro-batches an epoch, 2 to an update
 
 
 def test_a_resumed_run_ends_as_one_that_was_left_alone(reports: Reports) -> None:
-    root, found = reports
-    for report in found:
+    root, worker_reports = reports
+    for report in worker_reports:
         assert (report["begun"]["done"], report["ended"]["done"]) == (0, 2)
         for one, other in zip(report["ended"]["weights"], report["whole"]["weights"], strict=True):
             np.testing.assert_array_equal(one, other)

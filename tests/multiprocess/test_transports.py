@@ -36,12 +36,12 @@ NAMES = [pytest.param(name, marks=pytest.mark.long) if name in LONG else name fo
 def test_every_transport_is_tested_here() -> None:
     assert {*STARTS} == {*TRANSPORTS, "folder"}
     assert {name for name, start in STARTS.items() if start is not None} == {*LIBRARIES}
-    for name, each in TRANSPORTS.items():
-        assert each.name == name
+    for name, transport in TRANSPORTS.items():
+        assert transport.name == name
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_two_workers_over_a_transport(name: str, tmp_path: Path) -> None:
-    found = check_transport(tmp_path, name, 2, seconds=280, **(STARTS[name] or {}))
-    assert (found["name"], found["reason"]) == (name, "it was asked for")
-    assert LIBRARIES[name] in found["library"]
+    report = check_transport(tmp_path, name, 2, seconds=280, **(STARTS[name] or {}))
+    assert (report["name"], report["reason"]) == (name, "it was asked for")
+    assert LIBRARIES[name] in report["library"]

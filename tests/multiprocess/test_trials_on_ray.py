@@ -45,8 +45,8 @@ print(json.dumps(tune_on_ray.run(tuner, Trial.load(sys.argv[1]))))
 def program(node: RayNode, folder: Path) -> Iterator[subprocess.Popen[str]]:
     """The page's program by its command, in this folder and on this cluster."""
     text = (guide.DOCS / "keras_tuner.md").read_text(encoding="utf-8")
-    (block,) = (each for each in guide.files(text) if each.title == NAME)
-    (command,) = (each for each in guide.commands(text) if each[-1] == NAME)
+    (block,) = (file for file in guide.files(text) if file.title == NAME)
+    (command,) = (words for words in guide.commands(text) if words[-1] == NAME)
     (folder / NAME).write_text(block.text, encoding="utf-8")
     env = os.environ | ENVIRONMENT | {"RAY_ADDRESS": node.address, MARK: node.mark}
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -59,12 +59,12 @@ def program(node: RayNode, folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 def tasks(node: RayNode) -> list[psutil.Process]:
     """The processes of this node that run a trial."""
-    found = []
+    processes = []
     for process in node.processes():
         with contextlib.suppress(psutil.NoSuchProcess):
             if process.name().startswith("ray::run"):
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def state(folder: Path, name: str) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def end(process: subprocess.Popen[str], folder: Path) -> str:
     trials = [state(folder, f"trial_{number}/trial") for number in range(4)]
     assert {trial["status"] for trial in trials} == {"COMPLETED"}, errors
     best = max(trials, key=lambda trial: trial["score"])
-    (line,) = (each for each in output.splitlines() if each.startswith("{'units'"))
+    (line,) = (text for text in output.splitlines() if text.startswith("{'units'"))
     values, _, accuracy = line.rpartition(" ")
     assert values == str(best["hyperparameters"]["values"])
     assert float(accuracy) == pytest.approx(best["score"], abs=1e-6)
@@ -103,9 +103,9 @@ def test_trials_run_at_the_same_time_and_one_that_dies_is_run_again(tmp_path: Pa
     done = subprocess.run(command, cwd=tmp_path, env=env, check=True, stdout=subprocess.PIPE, text=True)
     epochs = json.loads(done.stdout.splitlines()[-1])
     assert len(epochs) == 2
-    found = state(tmp_path, f"trial_{number}/trial")["metrics"]["metrics"]
-    for name, tracked in found.items():
-        (values,) = zip(*(each["value"] for each in tracked["observations"]), strict=True)
+    by_name = state(tmp_path, f"trial_{number}/trial")["metrics"]["metrics"]
+    for name, tracked in by_name.items():
+        (values,) = zip(*(observation["value"] for observation in tracked["observations"]), strict=True)
         assert values == pytest.approx([metrics[name] for metrics in epochs], abs=1e-6), name
 
 

@@ -36,10 +36,10 @@ class BackgroundLoad:
 def _busy_seconds(cores: Sequence[int]) -> float | None:
     """Busy seconds since the machine was started, summed over `cores`; None if unknown."""
     try:
-        found = [psutil.cpu_times(percpu=True)[core] for core in cores]
+        times = [psutil.cpu_times(percpu=True)[core] for core in cores]
     except (OSError, IndexError):
         return None
-    return sum(t.user + t.nice + t.system + t.irq + t.softirq + t.steal for t in found)
+    return sum(t.user + t.nice + t.system + t.irq + t.softirq + t.steal for t in times)
 
 
 def _own_seconds() -> float:

@@ -157,13 +157,13 @@ class BenchOptions:
         """
         if self.strategies is None:
             return tuple(STRATEGIES)
-        found = {resolve_name(name) for name in _listed("strategies", self.strategies)}
-        if AUTO in found:
+        names = {resolve_name(name) for name in _listed("strategies", self.strategies)}
+        if AUTO in names:
             raise ConfigurationError(
                 "--strategies names 'auto', which stands for one of the other strategies.",
                 hint="`dtrain strategies` says which of them it is on this machine.",
             )
-        return tuple(name for name in STRATEGIES if name in found)
+        return tuple(name for name in STRATEGIES if name in names)
 
     def transport_names(self) -> tuple[str, ...]:
         """The requested transports in the order of TRANSPORTS; all of them if none was named.
@@ -173,10 +173,10 @@ class BenchOptions:
         """
         if self.transports is None:
             return TRANSPORTS
-        found = _listed("transports", self.transports)
-        for name in found:
+        names = _listed("transports", self.transports)
+        for name in names:
             check_word("transport", name, TRANSPORTS)
-        return tuple(name for name in TRANSPORTS if name in found)
+        return tuple(name for name in TRANSPORTS if name in names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,7 +290,7 @@ def _on_devices(name: str, asked: BenchOptions, machine: Machine) -> list[Row]:
 
 
 def _on_workers(name: str, asked: BenchOptions, machine: Machine) -> list[Row]:
-    found = []
+    rows = []
     here = feasibilities(machine)[name]
     for way in asked.transport_names():
         row = Row(
@@ -302,8 +302,8 @@ def _on_workers(name: str, asked: BenchOptions, machine: Machine) -> list[Row]:
             transport=way,
         )
         problem = "" if here.can else here.why
-        found.append(_bound(row, problem or _transport_problem(way, machine), machine))
-    return found
+        rows.append(_bound(row, problem or _transport_problem(way, machine), machine))
+    return rows
 
 
 def _transport_problem(way: str, machine: Machine) -> str:

@@ -26,8 +26,8 @@ def bind(binding: str) -> None:
     """
     kind, _, listed = binding.partition("=")
     numbers = [int(number) for number in listed.split(",")]
-    what, _, each = kind.partition("-")
-    if each:
+    what, _, suffix = kind.partition("-")
+    if suffix:
         topology = current()
         worker = topology is not None and topology.task.job == "worker"
         if topology is not None and worker:

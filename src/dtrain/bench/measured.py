@@ -125,8 +125,8 @@ def read_run(
 
 
 def _entry(record: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = record.get(name)
-    return found if isinstance(found, dict) else {}
+    entry = record.get(name)
+    return entry if isinstance(entry, dict) else {}
 
 
 def _numbers(values: Sequence[float | None]) -> list[float]:

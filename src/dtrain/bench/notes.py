@@ -14,21 +14,21 @@ _QUIET = 0.1  # the share of the cores that other programs may use without a not
 
 def notes(results: Results) -> list[str]:
     """The notes that apply to the results, one subject each."""
-    found = [_what(results), *_bases(results), _SHARES, _same(results)]
+    sentences = [_what(results), *_bases(results), _SHARES, _same(results)]
     measured = [outcome for outcome in results.outcomes if outcome.measured]
-    found += [note for outcome in measured for note in _of_row(outcome, results)]
+    sentences += [note for outcome in measured for note in _of_row(outcome, results)]
     busy = max((run.others or 0.0 for outcome in measured for run in outcome.measured), default=0.0)
     if busy > _QUIET:
-        found.append(
+        sentences.append(
             f"Other programs took up to {100 * busy:.0f}% of the cores while a row ran (column 'others'), "
             "so the speeds are not reliable. Measure again when the machine is idle."
         )
     if results.asked.rounds == 1:
-        found.append(
+        sentences.append(
             "Only one round was measured, so other load on the machine affects the numbers. "
             "--rounds 3 takes the median of three rounds."
         )
-    return found
+    return sentences
 
 
 def comparison(results: Results) -> list[str]:
@@ -37,7 +37,10 @@ def comparison(results: Results) -> list[str]:
     if asynchronous is None or not asynchronous.measured or asynchronous.row.synchronous:
         return []
     others = [o for o in results.outcomes if o.row.strategy == "multi_worker" and o.measured]
-    return [*(_against(each, asynchronous, results) for each in others), *_what_an_update_is(results, others)]
+    return [
+        *(_against(other, asynchronous, results) for other in others),
+        *_what_an_update_is(results, others),
+    ]
 
 
 def _against(synchronous: RowResult, asynchronous: RowResult, results: Results) -> str:
@@ -106,27 +109,27 @@ def _same(results: Results) -> str:
 
 
 def _of_row(outcome: RowResult, results: Results) -> list[str]:
-    row, found, cores = outcome.row, [], outcome.row.cores.partition(",")[0]
+    row, sentences, cores = outcome.row, [], outcome.row.cores.partition(",")[0]
     if not results.machine.gpus:
         if row.replicas > 1 and not row.own_core:
-            found.append(
+            sentences.append(
                 f"{row.title}: {row.replicas} replicas share {len(results.machine.cores)} cores, so "
                 "no efficiency is computed."
             )
         if row.replicas > 1 and not row.workers:
-            found.append(
+            sentences.append(
                 f"{row.title}: one process; its replicas are logical CPUs, which share {cores} cores."
             )
     if row.ps:
-        found.append(
+        sentences.append(
             f"{row.title}: beside the workers a chief, which reads the data, and "
             f"{counted(row.ps, 'parameter server')} run on the same cores."
         )
     if any(run.xla for run in outcome.measured):
-        found.append(f"{row.title}: computed by XLA, by dtrain's rule for small models.")
+        sentences.append(f"{row.title}: computed by XLA, by dtrain's rule for small models.")
     if outcome.problem:
-        found.append(f"{row.title}: not in every round; {outcome.problem}.")
-    return found
+        sentences.append(f"{row.title}: not in every round; {outcome.problem}.")
+    return sentences
 
 
 def _number(value: float | None) -> str:

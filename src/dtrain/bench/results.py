@@ -49,8 +49,8 @@ class RowResult:
 
     def median(self, value: Callable[[Measured], float | None]) -> float | None:
         """The median of `value` over the rounds; None if it is None in all rounds."""
-        found = [each for each in map(value, self.measured) if each is not None]
-        return statistics.median(found) if found else None
+        numbers = [number for number in map(value, self.measured) if number is not None]
+        return statistics.median(numbers) if numbers else None
 
 
 @dataclass
@@ -89,8 +89,8 @@ class Results:
     def times(self, outcome: RowResult, base: RowResult | None) -> float | None:
         """The speed relative to the row `base`: the median over the rounds that both have, or None."""
         pairs = zip(outcome.runs, base.runs if base is not None else (), strict=False)
-        found = [mine.rate / other.rate for mine, other in pairs if mine is not None and other is not None]
-        return statistics.median(found) if found else None
+        ratios = [mine.rate / other.rate for mine, other in pairs if mine is not None and other is not None]
+        return statistics.median(ratios) if ratios else None
 
     def efficiency(self, outcome: RowResult) -> float | None:
         """The speed-up over the base divided by the number of replicas; None if replicas share cores."""

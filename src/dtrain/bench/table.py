@@ -78,8 +78,8 @@ def same_cell(outcome: RowResult, results: Results) -> str:
 
 
 def _prose(results: Results) -> list[tuple[str, list[str]]]:
-    found = [("Synchronous against asynchronous", comparison(results)), ("Notes", notes(results))]
-    return [(title, sentences) for title, sentences in found if sentences]
+    sections = [("Synchronous against asynchronous", comparison(results)), ("Notes", notes(results))]
+    return [(title, sentences) for title, sentences in sections if sentences]
 
 
 def _speed_heads(results: Results) -> tuple[str, ...]:

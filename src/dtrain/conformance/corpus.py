@@ -77,7 +77,7 @@ def program(*, rtol: float = RTOL, atol: float = ATOL) -> Callable[[Function], F
 @cache
 def programs() -> tuple[CorpusProgram, ...]:
     """All programs, in the order of their files."""
-    found = []
+    corpus = []
     for file in sorted(_FOLDER.glob("*.py")):
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if not isinstance(node, ast.FunctionDef):
@@ -85,9 +85,11 @@ def programs() -> tuple[CorpusProgram, ...]:
             for decorator in node.decorator_list:
                 if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == "program":
                     says = (ast.get_docstring(node) or "").partition("\n")[0]
-                    keywords = {str(each.arg): ast.literal_eval(each.value) for each in decorator.keywords}
-                    found.append(CorpusProgram(node.name, says, file.stem, **keywords))
-    return tuple(found)
+                    keywords = {
+                        str(keyword.arg): ast.literal_eval(keyword.value) for keyword in decorator.keywords
+                    }
+                    corpus.append(CorpusProgram(node.name, says, file.stem, **keywords))
+    return tuple(corpus)
 
 
 def chosen(names: str | None, limit: int | None = None) -> list[CorpusProgram]:
@@ -100,7 +102,7 @@ def chosen(names: str | None, limit: int | None = None) -> list[CorpusProgram]:
     Raises:
         ConfigurationError: a name is unknown.
     """
-    known = {each.name: each for each in programs()}
+    known = {entry.name: entry for entry in programs()}
     if names is None:
         return list(known.values())[:limit]
     asked = [name.strip() for name in names.split(",") if name.strip()]
@@ -112,5 +114,5 @@ def chosen(names: str | None, limit: int | None = None) -> list[CorpusProgram]:
 
 def find(name: str) -> Function:
     """The function of a program; its file is imported, and with it Keras and TensorFlow."""
-    theme = next(each.theme for each in programs() if each.name == name)
+    theme = next(entry.theme for entry in programs() if entry.name == name)
     return getattr(importlib.import_module(f"dtrain.conformance.programs.{theme}"), name)

@@ -87,6 +87,6 @@ def trained(model: keras.Model, record: keras.callbacks.History) -> Values:
 
 def evaluated(model: keras.Model, *arrays: Any, batch: int = 16) -> Values:
     """Losses and metrics on data, each example once, and the predictions in order."""
-    found = model.evaluate(dataset(*arrays, batch=batch), verbose=0, return_dict=True)
-    values: Values = {f"evaluate_{key}": float(value) for key, value in found.items()}
+    logs = model.evaluate(dataset(*arrays, batch=batch), verbose=0, return_dict=True)
+    values: Values = {f"evaluate_{key}": float(value) for key, value in logs.items()}
     return values | {"predict": model.predict(arrays[0], batch_size=batch, verbose=0)}

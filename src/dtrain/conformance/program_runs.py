@@ -106,9 +106,9 @@ class ProgramRunner:
         with self._launcher.assign(tasks, {}) as assignments:
             commands = [
                 TaskCommand(
-                    task, command, measured_environment(each.topology if several else None, _VARIABLES)
+                    task, command, measured_environment(assignment.topology if several else None, _VARIABLES)
                 )
-                for task, each in zip(tasks, assignments, strict=True)
+                for task, assignment in zip(tasks, assignments, strict=True)
             ]
             outcome = Job(commands, self._launcher).run()
         if outcome.signal is not None:
@@ -134,7 +134,7 @@ def _read(folder: Path, name: str, tasks: Sequence[Task]) -> ProgramAnswer | Non
     """A program's answer; None if not all tasks have given one and none of them an error."""
     import numpy as np
 
-    found: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
     for task in tasks:
         file = result(folder, name, task)
         if not file.exists():
@@ -143,16 +143,16 @@ def _read(folder: Path, name: str, tasks: Sequence[Task]) -> ProgramAnswer | Non
         if content.startswith(b"{"):
             return ProgramAnswer({}, json.loads(content)["error"])
         with np.load(file, allow_pickle=False) as arrays:
-            found.append({key: arrays[key] for key in arrays.files})
-    if len(found) < len(tasks):
+            answers.append({key: arrays[key] for key in arrays.files})
+    if len(answers) < len(tasks):
         return None
-    for other in found[1:]:
+    for other in answers[1:]:
         apart = [
-            key for key in found[0] if key not in other or found[0][key].tobytes() != other[key].tobytes()
+            key for key in answers[0] if key not in other or answers[0][key].tobytes() != other[key].tobytes()
         ]
         if apart:
             return ProgramAnswer({}, f"the workers have different numbers in {apart[0]}")
-    return ProgramAnswer(found[0])
+    return ProgramAnswer(answers[0])
 
 
 def _reason(outcome: JobOutcome, limit: float) -> str:

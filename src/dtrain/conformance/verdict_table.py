@@ -41,7 +41,7 @@ def as_page(run: Conformance) -> str:
         "## By program\n",
         f"{_program_table(run)}\n",
         "## What the programs do\n",
-        *(f"- `{each.name}`: {each.says}" for each in run.programs),
+        *(f"- `{program.name}`: {program.says}" for program in run.programs),
         "",
         _reasons(run),
     ]
@@ -80,15 +80,22 @@ def _program_table(run: Conformance) -> str:
     heads = ["program", *(f"{strategy.replace('_', ' ')} {side}" for strategy, side in _columns(run))]
     rows = []
     for program in run.counted():
-        found = [run.verdicts[strategy][side].get(program.name) for strategy, side in _columns(run)]
-        rows.append([f"`{program.name}`", *("" if each is None else _MARKS[each.outcome] for each in found)])
+        verdicts = [run.verdicts[strategy][side].get(program.name) for strategy, side in _columns(run)]
+        rows.append(
+            [
+                f"`{program.name}`",
+                *("" if verdict is None else _MARKS[verdict.outcome] for verdict in verdicts),
+            ]
+        )
     return markdown_of(heads, rows)
 
 
 def _reasons(run: Conformance) -> str:
     lines = ["## Reasons\n"]
     for strategy, side in _columns(run):
-        failed = {name: each for name, each in run.verdicts[strategy][side].items() if each.outcome != SAME}
+        failed = {
+            name: verdict for name, verdict in run.verdicts[strategy][side].items() if verdict.outcome != SAME
+        }
         if not failed:
             continue
         lines.append(f"### `{LAYOUTS[strategy].class_name}`, {side}\n")
@@ -102,10 +109,10 @@ def _reasons(run: Conformance) -> str:
 
 def _by_reason(failed: dict[str, ProgramVerdict]) -> dict[str, list[str]]:
     """The programs that failed, grouped by reason, because many fail for the same one."""
-    found: dict[str, list[str]] = {}
+    reasons: dict[str, list[str]] = {}
     for name, verdict in failed.items():
-        found.setdefault(f"{verdict.outcome}, `{_code(verdict.reason)}`", []).append(f"`{name}`")
-    return found
+        reasons.setdefault(f"{verdict.outcome}, `{_code(verdict.reason)}`", []).append(f"`{name}`")
+    return reasons
 
 
 def _code(text: str) -> str:

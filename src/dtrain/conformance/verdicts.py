@@ -53,12 +53,12 @@ class Conformance:
 
     def counted(self) -> list[CorpusProgram]:
         """The programs that run on one device."""
-        return [each for each in self.programs if each.name not in self.absent]
+        return [program for program in self.programs if program.name not in self.absent]
 
     def count(self, strategy: str, side: str, outcome: str) -> int | None:
         """The number of programs with an outcome; None if the side was not run."""
-        found = self.verdicts.get(strategy, {}).get(side)
-        return None if found is None else sum(each.outcome == outcome for each in found.values())
+        verdicts = self.verdicts.get(strategy, {}).get(side)
+        return None if verdicts is None else sum(verdict.outcome == outcome for verdict in verdicts.values())
 
     def as_data(self) -> dict[str, Any]:
         """The run as data for JSON."""
@@ -68,12 +68,12 @@ class Conformance:
             "cores": self.cores,
             "command": self.command,
             "seconds": round(self.seconds),
-            "programs": [each._asdict() for each in self.programs],
+            "programs": [program._asdict() for program in self.programs],
             "absent": self.absent,
             "verdicts": {
                 strategy: {
-                    side: {name: list(verdict) for name, verdict in found.items()}
-                    for side, found in sides.items()
+                    side: {name: list(verdict) for name, verdict in verdicts.items()}
+                    for side, verdicts in sides.items()
                 }
                 for strategy, sides in self.verdicts.items()
             },

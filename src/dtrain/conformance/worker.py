@@ -41,7 +41,7 @@ def main(name: str, side: str, folder: Path, limit: float, programs: list[str]) 
     strategy = make_strategy(name, side)
     topology = environments.current()
     task = topology.task if topology is not None else LAYOUTS[name].tasks[0]
-    peers = [each for each in LAYOUTS[name].tasks if LAYOUTS[name].trains(each)]
+    peers = [peer for peer in LAYOUTS[name].tasks if LAYOUTS[name].trains(peer)]
     (folder / READY).touch()
     for program in programs:
         faulthandler.dump_traceback_later(limit, exit=True)
@@ -85,10 +85,12 @@ def _run(program: str, run: ProgramRun, file: Path) -> tuple[str, bool]:
     unfinished = file.with_suffix(".unfinished")
     try:
         values = find(program)(run)
-    except Exception as found:
-        error = f"{type(found).__name__}: {informative_line(str(found))}"
+    except Exception as exception:
+        error = f"{type(exception).__name__}: {informative_line(str(exception))}"
         unfinished.write_text(json.dumps({"error": error}))
-        fatal = isinstance(found, tf.errors.OpError) and not isinstance(found, tf.errors.NotFoundError)
+        fatal = isinstance(exception, tf.errors.OpError) and not isinstance(
+            exception, tf.errors.NotFoundError
+        )
     else:
         error, fatal = "", False
         arrays: dict[str, Any] = {key: np.asarray(value) for key, value in values.items()}
@@ -110,11 +112,11 @@ def informative_line(message: str) -> str:
         "in user code",
         "Exception encountered",
     )
-    found = [line for line in lines if line.startswith("(0) ")]
-    if not found and lines[0].startswith("in user code"):
-        found = [line.partition(": ")[2] for line in lines if "Error: " in line.split("(")[0]]
-    found += [line for line in lines if not line.startswith(where) and "root error(s)" not in line]
-    return _INSTALLED.sub("", (found or lines)[0])[:300]
+    causes = [line for line in lines if line.startswith("(0) ")]
+    if not causes and lines[0].startswith("in user code"):
+        causes = [line.partition(": ")[2] for line in lines if "Error: " in line.split("(")[0]]
+    causes += [line for line in lines if not line.startswith(where) and "root error(s)" not in line]
+    return _INSTALLED.sub("", (causes or lines)[0])[:300]
 
 
 def _check_stock() -> None:
@@ -123,7 +125,7 @@ def _check_stock() -> None:
     Raises:
         RuntimeError: one has been.
     """
-    ours = [each for each in sys.modules if each.startswith(("dtrain.engine", "dtrain.strategies"))]
+    ours = [module for module in sys.modules if module.startswith(("dtrain.engine", "dtrain.strategies"))]
     if ours:
         raise RuntimeError(f"the stock side has imported {ours[0]}")
 

@@ -91,17 +91,17 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         before, self._mark = self._mark, clock.mark()
         if self._mark.trained.steps <= before.trained.steps:
             return
-        found = self._mark.since(before)
+        figures = self._mark.since(before)
         self._write(
             "steps",
             epoch=self._epoch,
             step=self._steps_before + self._in_epoch,
-            steps=found.steps,
-            seconds=round(found.seconds, 6),
-            examples=found.examples,
-            examples_per_second=_rounded(found.examples_per_second, 2),
-            step_seconds=_rounded(found.step_seconds, 8),
-            data_wait=_rounded(found.data_wait, 4),
+            steps=figures.steps,
+            seconds=round(figures.seconds, 6),
+            examples=figures.examples,
+            examples_per_second=_rounded(figures.examples_per_second, 2),
+            step_seconds=_rounded(figures.step_seconds, 8),
+            data_wait=_rounded(figures.data_wait, 4),
             loss=(logs or {}).get("loss"),
             learning_rate=_rate(self.model),
         )
@@ -118,7 +118,7 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
     def _handle_step_divided(self, event: events.StepDivided) -> None:
         if event.train and self._writes:
             plan = event.describe()
-            largest = sorted(plan["communications"], key=lambda each: -(each["bytes"] or 0))
+            largest = sorted(plan["communications"], key=lambda communication: -(communication["bytes"] or 0))
             self._write("plan", **plan | {"communications": largest[:_MOST_OF_A_STEP]})
 
     def _handle_checkpoint_saved(self, event: events.CheckpointSaved) -> None:

@@ -61,15 +61,15 @@ def parse_events(content: bytes, *, running: bool = False) -> tuple[list[dict[st
     if values > _MOST_VALUES:
         return [], [f"{EVENTS} has {values} lists and objects, more than {_MOST_VALUES}, and was left out."]
     lines, more = _lines(EVENTS, content)
-    found, bad, torn = _parsed(lines, _event)
-    begins = {number: event for number, event in found.items() if event["kind"] == "begin"}
+    events, bad, torn = _parsed(lines, _event)
+    begins = {number: event for number, event in events.items() if event["kind"] == "begin"}
     for event in begins.values():
         if not is_known_version(event.get("version", 0)):
             problem = f"{EVENTS} has format version {event.get('version')!r}; this dtrain reads {versions()}."
             return [], [problem]
     # An incomplete line before a `begin` is no damage: an attempt died while writing it.
     bad = [number for number in bad if number + 1 not in begins]
-    return list(found.values()), [*more, *_lines_left_out(EVENTS, bad, torn=torn and not running)]
+    return list(events.values()), [*more, *_lines_left_out(EVENTS, bad, torn=torn and not running)]
 
 
 def parse_metrics(
@@ -95,9 +95,9 @@ def parse_metrics(
         ]
     if _EPOCH not in names:
         return {}, [f"{METRICS} has no column 'epoch' in its first line, and was left out."]
-    found, bad, torn = _parsed(lines, lambda line: _values(names, line))
+    rows, bad, torn = _parsed(lines, lambda line: _values(names, line))
     left_out = _lines_left_out(METRICS, [1 + n for n in bad], torn=torn and not running)
-    return dict(found.values()), [*more, *left_out]
+    return dict(rows.values()), [*more, *left_out]
 
 
 def _lines(file: str, content: bytes) -> tuple[list[bytes], list[str]]:
@@ -117,25 +117,25 @@ def _parsed(lines: list[bytes], parse: Callable[[bytes], _T | None]) -> tuple[di
         What was parsed by the number of the line, from 1; the numbers of other lines that are not empty; and
         whether also the last line, after the last newline, is not empty and could not be parsed.
     """
-    found, bad = {}, []
+    items, bad = {}, []
     for number, line in enumerate(lines, start=1):
         item = parse(line) if len(line) <= _LONGEST_LINE else None
         if item is not None:
-            found[number] = item
+            items[number] = item
         elif line.strip():
             bad.append(number)
     torn = bad[-1:] == [len(lines)]
-    return found, bad[:-1] if torn else bad, torn
+    return items, bad[:-1] if torn else bad, torn
 
 
 def _lines_left_out(file: str, bad: list[int], *, torn: bool) -> list[str]:
-    found = []
+    problems = []
     if bad:
         which = ", ".join(map(str, bad[:_SHOWN])) + (", ..." if len(bad) > _SHOWN else "")
-        found.append(f"{file}: {len(bad)} of its lines cannot be read and were left out ({which}).")
+        problems.append(f"{file}: {len(bad)} of its lines cannot be read and were left out ({which}).")
     if torn:
-        found.append(f"{file}: its last line is torn and was left out.")
-    return found
+        problems.append(f"{file}: its last line is torn and was left out.")
+    return problems
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
@@ -179,7 +179,7 @@ def finite(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        found = float(value)
+        number = float(value)
     except OverflowError:
         return None
-    return found if abs(found) <= _LARGEST else None
+    return number if abs(number) <= _LARGEST else None

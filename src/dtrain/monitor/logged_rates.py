@@ -33,8 +33,8 @@ class RateLogs(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds the epoch's rate to `logs`."""
-        found = clock.mark().since(self._begun)
-        found = found if found.steps > 0 else clock.mark().since(self._begun, start=True)
-        rate = found.examples_per_second
+        figures = clock.mark().since(self._begun)
+        figures = figures if figures.steps > 0 else clock.mark().since(self._begun, start=True)
+        rate = figures.examples_per_second
         if logs is not None and rate:
             logs[NAME] = rate

@@ -129,7 +129,7 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
             )
             self._begun = time.perf_counter()
         run, self._model = self.run, model
-        found = [
+        callbacks = [
             RateLogs(),
             keras.callbacks.CSVLogger(str(run.metrics), append=again),
             EventLog(run.events, self._record),
@@ -137,12 +137,12 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         ]
         if self._tensorboard:
             board = keras.callbacks.TensorBoard(str(run.tensorboard), histogram_freq=self._histograms)
-            found.append(board)
+            callbacks.append(board)
         if self._profile is not None:
-            found.append(Profile(run.tensorboard, *self._profile))
+            callbacks.append(Profile(run.tensorboard, *self._profile))
         if ranks.is_chief():
             events.listen(self)
-        return found
+        return callbacks
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Called only if `fit` did not expand the Monitor into its callbacks, which is an error.

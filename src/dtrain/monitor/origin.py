@@ -19,9 +19,9 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 def origin() -> dict[str, Any]:
     """The origin as entries of a run's record: `command`, `host` and, in a repository, `commit`."""
-    found: dict[str, Any] = {"command": command(), "host": socket.gethostname()}
+    entries: dict[str, Any] = {"command": command(), "host": socket.gethostname()}
     commit = commit_of(_folder())
-    return found if commit is None else {**found, "commit": commit}
+    return entries if commit is None else {**entries, "commit": commit}
 
 
 def command() -> list[str]:
@@ -39,11 +39,11 @@ def commit_of(folder: Path) -> dict[str, Any] | None:
         A dictionary with `id`, and `changed`: whether tracked files differ from the commit, None if git took
         too long. None instead of the dictionary if there is no repository, no commit or no git.
     """
-    found = _git(folder, "rev-parse", "--verify", "HEAD")
-    if not found:
+    revision = _git(folder, "rev-parse", "--verify", "HEAD")
+    if not revision:
         return None
     changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return {"id": found, "changed": None if changes is None else bool(changes)}
+    return {"id": revision, "changed": None if changes is None else bool(changes)}
 
 
 def _folder() -> Path:

@@ -32,8 +32,8 @@ _FEWEST = 3
 def summed(several: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Sum the values of each name over all mappings."""
     total: dict[str, float] = {}
-    for each in several:
-        for name, value in each.items():
+    for values in several:
+        for name, value in values.items():
             total[name] = total.get(name, 0.0) + value
     return total
 
@@ -270,8 +270,8 @@ class RunData(EventSummary):
         """The position of a step on an axis of epochs; epoch number k, from 0, ends at k + 1."""
         if epoch is None:
             return None
-        before = sum(each.steps or 0 for each in self.epochs if each.number < epoch)
-        inside = next((each.steps for each in self.epochs if each.number == epoch), None)
+        before = sum(other.steps or 0 for other in self.epochs if other.number < epoch)
+        inside = next((other.steps for other in self.epochs if other.number == epoch), None)
         if step is None or not inside:
             return epoch + 0.5
         return epoch + min(max((step - before) / inside, 0.0), 1.0)

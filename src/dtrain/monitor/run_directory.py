@@ -385,17 +385,17 @@ def _check_files(directory: RunDirectory) -> None:
     """
     folders = (directory.tensorboard, directory.backups)
     for path in (*directory.existing_files(), directory.backups):
-        if found := safe_files.unsafe_in(path, folder=path in folders):
+        if unsafe := safe_files.unsafe_in(path, folder=path in folders):
             raise ConfigurationError(
-                f"The run directory is {directory.path}, but a run would write elsewhere: {found.message}",
+                f"The run directory is {directory.path}, but a run would write elsewhere: {unsafe.message}",
                 hint=f"Delete it. {_HINT}",
             )
 
 
 def _check_vacant(directory: RunDirectory) -> None:
-    found = [file.name for file in directory.existing_files()]
-    if found:
+    names = [file.name for file in directory.existing_files()]
+    if names:
         raise ConfigurationError(
-            f"The run directory is {directory.path}, but it holds another run: {', '.join(found)}.",
+            f"The run directory is {directory.path}, but it holds another run: {', '.join(names)}.",
             hint=_HINT,
         )

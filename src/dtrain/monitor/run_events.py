@@ -85,8 +85,8 @@ def _attempt(number: int, events: Sequence[Event]) -> RunAttempt:
 
 
 def _steps(parts: Iterable[Sequence[Event]], attempts: Sequence[RunAttempt]) -> Steps:
-    found = Steps()
-    columns = {"step": found.step, "seconds": found.seconds, "steps": found.steps, **found.values}
+    steps = Steps()
+    columns = {"step": steps.step, "seconds": steps.seconds, "steps": steps.steps, **steps.values}
     before = latest = 0.0
     for attempt, events in zip(attempts, parts, strict=True):
         for event in events:
@@ -94,13 +94,13 @@ def _steps(parts: Iterable[Sequence[Event]], attempts: Sequence[RunAttempt]) -> 
                 continue
             # If the system clock was set back, the curve must not run backwards.
             latest = max(latest, before + float(event["time"]) - attempt.began)
-            found.clock.append(latest)
+            steps.clock.append(latest)
             for name, column in columns.items():
                 value = finite(event.get(name))
                 column.append(nan if value is None else value)
         before += attempt.seconds
         latest = max(latest, before)
-    return found
+    return steps
 
 
 def _epoch(number: int, event: Event) -> Epoch:
@@ -116,10 +116,10 @@ def _epoch(number: int, event: Event) -> Epoch:
             if name != RATE and (value is None or isinstance(value, int | float))
         },
         workers=tuple(
-            _made(WorkerEpoch, each, task=_text(each.get("task")) or "a worker")
-            for each in _dictionaries(event.get("workers"))
+            _made(WorkerEpoch, worker, task=_text(worker.get("task")) or "a worker")
+            for worker in _dictionaries(event.get("workers"))
         ),
-        causes=tuple(_made(Cause, each) for each in _dictionaries(event.get("causes"))),
+        causes=tuple(_made(Cause, cause) for cause in _dictionaries(event.get("causes"))),
         unmeasured=_unmeasured(event.get("unmeasured")),
     )
 
@@ -129,9 +129,12 @@ def _plan(event: Event) -> CommunicationPlan:
         CommunicationPlan,
         event,
         communications=tuple(
-            _made(PlannedCommunication, each) for each in _dictionaries(event.get("communications"))
+            _made(PlannedCommunication, communication)
+            for communication in _dictionaries(event.get("communications"))
         ),
-        gathered=tuple(_made(GatheredOperation, each) for each in _dictionaries(event.get("gathered"))),
+        gathered=tuple(
+            _made(GatheredOperation, operation) for operation in _dictionaries(event.get("gathered"))
+        ),
     )
 
 
@@ -153,15 +156,15 @@ def _unmeasured(value: object) -> tuple[str, ...]:
 
 
 def _dictionaries(value: object) -> list[dict[str, Any]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def _seconds(value: object) -> dict[str, float]:
     """The seconds by name, without values that are zero, negative or no number."""
     if not isinstance(value, dict):
         return {}
-    found = {name: finite(seconds) for name, seconds in value.items()}
-    return {name: seconds for name, seconds in found.items() if seconds is not None and seconds > 0}
+    by_name = {name: finite(seconds) for name, seconds in value.items()}
+    return {name: seconds for name, seconds in by_name.items() if seconds is not None and seconds > 0}
 
 
 def _number(value: object) -> float:
@@ -169,8 +172,8 @@ def _number(value: object) -> float:
 
 
 def _count(value: object) -> int | None:
-    found = finite(value)
-    return int(found) if found is not None and 0 <= found <= _HIGHEST else None
+    number = finite(value)
+    return int(number) if number is not None and 0 <= number <= _HIGHEST else None
 
 
 def _text(value: object) -> str:
@@ -196,8 +199,8 @@ def _made(cls: type[_T], event: Event, /, **known: Any) -> _T:
         known: values of fields that are not read from the event.
     """
     read = {
-        each.name: _BY_TYPE[str(each.type)](event.get(each.name))
-        for each in fields(cls)  # type: ignore[arg-type]
-        if each.name not in known
+        field.name: _BY_TYPE[str(field.type)](event.get(field.name))
+        for field in fields(cls)  # type: ignore[arg-type]
+        if field.name not in known
     }
     return cls(**read, **known)

@@ -43,17 +43,17 @@ def runs_in(path: Path) -> list[Path]:
     try:
         if not path.is_dir() or is_run(path):
             return []
-        folders = [each for each in sorted(path.iterdir()) if each.is_dir()]
+        folders = [child for child in sorted(path.iterdir()) if child.is_dir()]
     except OSError:
         return []
-    found: list[Path] = []
-    for each in folders:
-        if is_run(each):
-            found.append(each)
+    runs: list[Path] = []
+    for folder in folders:
+        if is_run(folder):
+            runs.append(folder)
         else:
             with contextlib.suppress(OSError):
-                found += [below for below in sorted(each.iterdir()) if below.is_dir() and is_run(below)]
-    return found
+                runs += [below for below in sorted(folder.iterdir()) if below.is_dir() and is_run(below)]
+    return runs
 
 
 def read_run(path: str | os.PathLike[str], *, name: str = "") -> RunData:
@@ -79,19 +79,19 @@ def read_run(path: str | os.PathLike[str], *, name: str = "") -> RunData:
     summary = EventSummary()
     by_epoch: dict[int, dict[str, float | None]] = {}
     if (content := _read(directory.events, MOST_OF_EVENTS, problems)) is not None:
-        events, found = parse_events(content, running=running)
+        events, unread = parse_events(content, running=running)
         summary = summarize_events(events)
-        problems += found
+        problems += unread
         sources += [EVENTS] if events else []
     # A missing file is no problem: a run that has just begun has no metrics yet.
     if (content := _read(directory.metrics, MOST_OF_METRICS, problems)) is not None:
-        by_epoch, found = parse_metrics(content, running=running)
-        problems += found
+        by_epoch, unread = parse_metrics(content, running=running)
+        problems += unread
         sources += [METRICS] if by_epoch else []
     scalars: dict[str, tuple[tuple[float, float], ...]] = {}
     if not summary.epochs and not by_epoch and directory.tensorboard.is_dir():
-        by_epoch, scalars, found = _tensorboard(directory)
-        problems += found
+        by_epoch, scalars, unread = _tensorboard(directory)
+        problems += unread
         sources.append("tensorboard/")
     state, text = _state(record, summary, process, _last_sign(directory, summary))
     return RunData(
@@ -201,17 +201,17 @@ def _merge(
     epochs: tuple[Epoch, ...], by_epoch: Mapping[int, Mapping[str, float | None]]
 ) -> tuple[Epoch, ...]:
     """Add the values of other files to the epochs of the events; if both have a value, the event's counts."""
-    found = {epoch.number: epoch for epoch in epochs}
+    merged = {epoch.number: epoch for epoch in epochs}
     for number, values in by_epoch.items():
         logs = {name: value for name, value in values.items() if name != RATE}
-        known = found.get(number, Epoch(number))
+        known = merged.get(number, Epoch(number))
         rate = known.examples_per_second
-        found[number] = dataclasses.replace(
+        merged[number] = dataclasses.replace(
             known,
             examples_per_second=values.get(RATE) if rate is None else rate,
             logs={**logs, **known.logs},
         )
-    return tuple(found[number] for number in sorted(found))
+    return tuple(merged[number] for number in sorted(merged))
 
 
 def _last_sign(directory: RunDirectory, summary: EventSummary) -> float | None:

@@ -178,9 +178,9 @@ def _communication(strategy: tf.distribute.Strategy) -> dict[str, Any]:
 
 def _waiting(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """How long training waited for data in all epochs, as seconds and share of the time; and the advice."""
-    waiting = sum(each["waiting"] for each in epochs)
-    seconds = sum(each["seconds"] for each in epochs)
-    advice = list(dict.fromkeys(line for each in epochs for line in each.get("advice", ())))
+    waiting = sum(epoch["waiting"] for epoch in epochs)
+    seconds = sum(epoch["seconds"] for epoch in epochs)
+    advice = list(dict.fromkeys(line for epoch in epochs for line in epoch.get("advice", ())))
     return {
         "waiting_seconds": round(waiting, 3),
         "share": round(waiting / seconds, 4) if seconds else 0.0,
@@ -190,7 +190,7 @@ def _waiting(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _time(epochs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The seconds of each part, summed over all epochs."""
-    return {part: round(sum(each["parts"][part] for each in epochs), 3) for part in PARTS}
+    return {part: round(sum(epoch["parts"][part] for epoch in epochs), 3) for part in PARTS}
 
 
 def _step(epochs: Sequence[Mapping[str, Any]]) -> dict[str, float]:

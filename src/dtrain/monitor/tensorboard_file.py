@@ -42,10 +42,10 @@ def read_tensorboard(directory: Path) -> tuple[Scalars, Scalars, list[str]]:
     for file in sorted(_event_files(directory)):
         place = file.relative_to(directory)
         prefix = "val_" if _VALIDATION in place.parts[:-1] else ""
-        found, problem = _read_file(file)
+        scalars, problem = _read_file(file)
         if problem:
             problems.append(f"tensorboard/{place} cannot be read {problem}")
-        for tag, values in found.items():
+        for tag, values in scalars.items():
             if tag.startswith(_EPOCH_TAG):
                 by_epoch.setdefault(prefix + tag.removeprefix(_EPOCH_TAG), {}).update(values)
             elif not tag.endswith("_vs_iterations"):  # Keras writes the values by epoch a second time
@@ -74,7 +74,7 @@ def _read_file(file: Path) -> tuple[Scalars, str]:
         from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
     except ImportError as error:
         return {}, f"without the package tensorboard, which cannot be imported: {error}."
-    found: Scalars = {}
+    scalars: Scalars = {}
     count = 0
     try:
         if safe_files.size(file) > _MOST_BYTES:
@@ -87,14 +87,14 @@ def _read_file(file: Path) -> tuple[Scalars, str]:
             for value in event.summary.value:
                 number = _scalar(value)
                 if number is not None and 0 <= event.step <= _HIGHEST:
-                    found.setdefault(value.tag, {})[int(event.step)] = finite(number)
-        return found, f"past record {count}: no more are read."
+                    scalars.setdefault(value.tag, {})[int(event.step)] = finite(number)
+        return scalars, f"past record {count}: no more are read."
     except errors.OutOfRangeError:
-        return found, ""
+        return scalars, ""
     except errors.DataLossError:
-        return found, f"past record {count}: the file is damaged or cut off there."
+        return scalars, f"past record {count}: the file is damaged or cut off there."
     except Exception as error:  # a complete record that is no event raises the parser's own errors
-        return found, f"past record {count}: {type(error).__name__}: {error}."
+        return scalars, f"past record {count}: {type(error).__name__}: {error}."
 
 
 def _scalar(value: Any) -> float | None:

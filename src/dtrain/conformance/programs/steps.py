@@ -81,12 +81,12 @@ def two_optimizers(run: ProgramRun) -> Values:
             with tf.GradientTape() as tape:
                 seen = self.critic(ops.concatenate([self.maker(noise), real]))
                 critic_loss = self.judge(ops.concatenate([ones, zeros]), seen)
-            found = self.critic.trainable_variables
-            self.critic_optimizer.apply(tape.gradient(critic_loss, found), found)
+            variables = self.critic.trainable_variables
+            self.critic_optimizer.apply(tape.gradient(critic_loss, variables), variables)
             with tf.GradientTape() as tape:
                 maker_loss = self.judge(zeros, self.critic(self.maker(noise)))
-            found = self.maker.trainable_variables
-            self.maker_optimizer.apply(tape.gradient(maker_loss, found), found)
+            variables = self.maker.trainable_variables
+            self.maker_optimizer.apply(tape.gradient(maker_loss, variables), variables)
             return {"critic": critic_loss, "maker": maker_loss}
 
     noise, _ = regression(32)

@@ -38,13 +38,13 @@ def grouped(bars: Sequence[Bar], most: int) -> tuple[list[Bar], int]:
     size = -(-len(bars) // most)
     if size <= 1:
         return list(bars), 1
-    found = []
+    means = []
     for start in range(0, len(bars), size):
         group = bars[start : start + size]
         names = {name for bar in group for name in bar.parts}
         mean = {name: sum(bar.parts.get(name, 0.0) for bar in group) / len(group) for name in names}
-        found.append(Bar(group[0].label, f"{group[0].name} to {group[-1].label}, on average", mean))
-    return found, size
+        means.append(Bar(group[0].label, f"{group[0].name} to {group[-1].label}, on average", mean))
+    return means, size
 
 
 @dataclass(frozen=True)

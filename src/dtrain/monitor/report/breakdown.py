@@ -43,10 +43,10 @@ class _Worker:
 
     def __init__(self, epochs: Sequence[WorkerEpoch]) -> None:
         self.task = epochs[0].task
-        self.hosts = list(dict.fromkeys(each.host for each in epochs if each.host))
-        self.step = _mean(each.step_seconds for each in epochs)
-        self.own = _mean(each.own_step_seconds for each in epochs)
-        self.parts = summed(each.parts for each in epochs)
+        self.hosts = list(dict.fromkeys(epoch.host for epoch in epochs if epoch.host))
+        self.step = _mean(epoch.step_seconds for epoch in epochs)
+        self.own = _mean(epoch.own_step_seconds for epoch in epochs)
+        self.parts = summed(epoch.parts for epoch in epochs)
         self.bar = flat_bar(self.parts, self.task)
         self.ratio: float | None = None
         self.slow = False
@@ -120,7 +120,7 @@ def _callbacks(timed: Sequence[tuple[int, RunData]], *, several: bool) -> Markup
         seconds = summed(epoch.callbacks for epoch in run.epochs)
         longest = sorted(seconds.items(), key=lambda item: -item[1])[:_MOST_CALLBACKS]
         if longest:
-            names = ", ".join(f"{name} {text.seconds(each)}" for name, each in longest)
+            names = ", ".join(f"{name} {text.seconds(duration)}" for name, duration in longest)
             lines.append(f"{f'{run.name}: ' if several else ''}{names}")
     return markup.longest_callbacks(lines) if lines else Markup()
 
@@ -135,11 +135,11 @@ def _causes(run: RunData) -> list[_LostTime]:
     return [
         _LostTime(
             name,
-            f"{len(found)} of {len(run.epochs)}",
-            statistics.fmean(share for share, _ in found),
-            max(found)[1],
+            f"{len(causes)} of {len(run.epochs)}",
+            statistics.fmean(share for share, _ in causes),
+            max(causes)[1],
         )
-        for name, found in by_share
+        for name, causes in by_share
     ]
 
 
@@ -164,8 +164,8 @@ def _workers(run: RunData) -> list[_Worker]:
     """
     by_task: dict[str, list[WorkerEpoch]] = {}
     for epoch in run.epochs:
-        for each in epoch.workers:
-            by_task.setdefault(each.task, []).append(each)
+        for worker_epoch in epoch.workers:
+            by_task.setdefault(worker_epoch.task, []).append(worker_epoch)
     workers = [_Worker(epochs) for epochs in by_task.values()]
     own = [worker.own for worker in workers if worker.own is not None]
     if not own:

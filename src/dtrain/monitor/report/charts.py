@@ -283,5 +283,5 @@ def _short(value: float) -> float | int | None:
     """A number rounded to six significant digits, for JSON; None for NaN and infinity."""
     if not math.isfinite(value):
         return None
-    found = float(f"{value:.6g}")
-    return int(found) if found == int(found) and abs(found) < 1e9 else found
+    rounded = float(f"{value:.6g}")
+    return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e9 else rounded

@@ -50,14 +50,14 @@ def configuration(runs: Sequence[RunData], names: Sequence[Markup]) -> Markup:
 
 def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """A record's values as text; nested entries get names with dots."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for key, value in record.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict) and value and prefix.count(".") < 2:
-            found |= _flat(value, f"{name}.")
+            texts |= _flat(value, f"{name}.")
         else:
-            found[name] = _worded(key, value)
-    return found
+            texts[name] = _worded(key, value)
+    return texts
 
 
 def _worded(key: str, value: Any) -> str:

@@ -94,10 +94,10 @@ def _points(runs: Sequence[RunData], metrics: int) -> int:
 
 def _metrics(runs: Sequence[RunData]) -> list[str]:
     """The metrics of all runs, without `val_`: loss and accuracy first, then the others by name."""
-    found = {
+    metrics = {
         name.removeprefix(_VALIDATION) for run in runs for epoch in run.epochs for name in epoch.logs
     } - {_RATE_LOG, ""}
-    return [name for name in _FIRST if name in found] + sorted(found - set(_FIRST))
+    return [name for name in _FIRST if name in metrics] + sorted(metrics - set(_FIRST))
 
 
 def _lines(runs: Sequence[RunData], points: Points) -> list[Line]:
@@ -109,7 +109,7 @@ def _by_epoch(value: Callable[[Epoch], float | None]) -> Points:
     def points(run: RunData) -> tuple[list[float], list[float]]:
         values = [value(epoch) for epoch in run.epochs]
         places = [float(epoch.number + 1) for epoch in run.epochs]
-        return places, [math.nan if each is None else each for each in values]
+        return places, [math.nan if number is None else number for number in values]
 
     return points
 
@@ -120,8 +120,8 @@ def _log(name: str) -> Points:
 
 def _scalar(tag: str) -> Points:
     def points(run: RunData) -> tuple[list[float], list[float]]:
-        found = run.scalars.get(tag, ())
-        return [x for x, _ in found], [y for _, y in found]
+        scalars = run.scalars.get(tag, ())
+        return [x for x, _ in scalars], [y for _, y in scalars]
 
     return points
 
@@ -131,7 +131,7 @@ def _counted(column: str) -> Points:
 
     def points(run: RunData) -> tuple[list[float], list[float]]:
         kept, values = run.steps.counted, run.steps.values[column]
-        return [run.steps.step[each] for each in kept], [values[each] for each in kept]
+        return [run.steps.step[index] for index in kept], [values[index] for index in kept]
 
     return points
 

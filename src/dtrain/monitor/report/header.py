@@ -121,17 +121,17 @@ def _metric(run: RunData, name: str) -> Figure:
 
 def facts(runs: Sequence[RunData]) -> list[tuple[str, str]]:
     """The facts below the heading: those of one run, or a summary of several."""
-    found = _facts(runs[0]) if len(runs) == 1 else _common_facts(runs)
-    return [(name, value) for name, value in found.items() if value]
+    values = _facts(runs[0]) if len(runs) == 1 else _common_facts(runs)
+    return [(name, value) for name, value in values.items() if value]
 
 
 def _common_facts(runs: Sequence[RunData]) -> dict[str, str]:
     """The facts that summarize several runs."""
-    found = [_facts(run) for run in runs]
+    all_facts = [_facts(run) for run in runs]
     states = Counter(run.state for run in runs)
-    started = sorted(filter(None, (each["started"] for each in found)))
+    started = sorted(filter(None, (run_facts["started"] for run_facts in all_facts)))
     common = {
-        name: "; ".join(dict.fromkeys(each[name] for each in found if each[name]))
+        name: "; ".join(dict.fromkeys(run_facts[name] for run_facts in all_facts if run_facts[name]))
         for name in ("recipe", "strategy", "versions")
     }
     return {

@@ -52,14 +52,19 @@ def ordered(parts: Mapping[str, float]) -> list[str]:
 
 def _all_of(runs: Sequence[RunData], name: str, fewest: int = 1) -> list[tuple[int, Any]]:
     """All items of a kind, each after the number of its run; without runs of fewer than `fewest` items."""
-    found = [(place, getattr(run, name)) for place, run in enumerate(runs)]
-    return [(place, item) for place, items in found if len(items) >= fewest for item in items]
+    by_run = [(place, getattr(run, name)) for place, run in enumerate(runs)]
+    return [(place, item) for place, items in by_run if len(items) >= fewest for item in items]
 
 
 def _communicated(runs: Sequence[RunData]) -> list[tuple[int, Any]]:
     """What replicas communicate in a step of each run, after the number of the run."""
     plans = [(place, run.plan) for place, run in enumerate(runs)]
-    return [(place, each) for place, plan in plans if plan is not None for each in plan.communications]
+    return [
+        (place, communication)
+        for place, plan in plans
+        if plan is not None
+        for communication in plan.communications
+    ]
 
 
 _pages = Environment(

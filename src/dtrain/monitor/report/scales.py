@@ -42,8 +42,8 @@ class Scale:
     def _log_ticks(self, most: int) -> list[float]:
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
         apart = max(1, math.ceil((last - first) / most))
-        found = [10.0**power for power in range(first, last + 1, apart)]
-        inside = [tick for tick in found if self.low <= tick <= self.high]
+        ticks = [10.0**power for power in range(first, last + 1, apart)]
+        inside = [tick for tick in ticks if self.low <= tick <= self.high]
         return inside if len(inside) >= 2 else [self.low, self.high]
 
 

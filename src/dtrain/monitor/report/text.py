@@ -61,10 +61,10 @@ def position(place: int | None) -> str:
 def moment(time: float, *, zone: bool = False) -> str:
     """A Unix time as date and time in the local time zone."""
     try:
-        found = datetime.datetime.fromtimestamp(time).astimezone()
+        local = datetime.datetime.fromtimestamp(time).astimezone()
     except (OverflowError, OSError, ValueError):
         return UNKNOWN
-    return found.isoformat(sep=" ", timespec="seconds") if zone else f"{found:%Y-%m-%d %H:%M:%S}"
+    return local.isoformat(sep=" ", timespec="seconds") if zone else f"{local:%Y-%m-%d %H:%M:%S}"
 
 
 def seconds(value: float | None) -> str:
