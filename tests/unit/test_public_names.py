@@ -66,6 +66,7 @@ INSIDE = {
         "callbacks",
         "fit",
         "parameter_server",  # what is synchronous knows nothing of it
+        "replacements",
         "install",
     ),
     "launch": ("job", "local_processes", "supervision", "hosts", "mpi", "launchers", "child", "local spawn"),

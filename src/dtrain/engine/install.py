@@ -6,30 +6,9 @@ Importing dtrain installs nothing. The replacements are called for every model o
 
 from __future__ import annotations
 
-import importlib
 import threading
 
 from dtrain.environments import settings
-
-# The modules that hold replacements.
-_REPLACING = (
-    "execution.xla_steps",
-    "fit.build",
-    "fit.epoch_iterator",
-    "fit.fitting",
-    "replica.convolutions",
-    "replica.gradients",
-    "replica.losses_and_metrics",
-    "replica.rematerialization",
-    "replica.replica_calls",
-    "replica.replica_reductions",
-    "replica.seeds",
-    "saving.saved_files",
-    "sharding.sharding_plan",
-    "step.local_normalization",
-    "synchronisation.optimizer",
-    "variables.tables",
-)
 
 _lock = threading.Lock()
 _installed = False
@@ -48,12 +27,12 @@ def install() -> None:
             from dtrain.upstream.versions import check_versions
 
             check_versions()
-            for name in _REPLACING:
-                importlib.import_module(f"dtrain.engine.{name}")
+            from dtrain.engine.replacements import register
             from dtrain.upstream import all_reaches
             from dtrain.upstream.reach import replace_all
             from dtrain.upstream.tested_versions import check
 
+            register()
             reaches = all_reaches()
             replace_all(reaches, unproven=check(reaches))
             if settings.log_device_placement():

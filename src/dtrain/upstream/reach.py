@@ -1,7 +1,7 @@
 """A private name of Keras or TensorFlow that dtrain uses, replaces, or sets on objects, and how it does so.
 
 The names are listed in `keras_names.py` and `tensorflow_names.py`; `tested_versions.py` compares them with
-the versions that dtrain was tested with. Functions of the engine's modules are marked as the replacements.
+the versions that dtrain was tested with. `engine/replacements.py` registers what replaces them.
 """
 
 from __future__ import annotations
@@ -158,51 +158,47 @@ class _Method:
 _ready: dict[Reach, _Method] = {}
 
 
-def replaces(*reaches: Reach, inside: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: marks a function as the replacement of some names.
+def replaced(*reaches: Reach, by: Callable[..., Any], inside: bool = False) -> None:
+    """Registers a function as the replacement of some names.
 
-    The replacement is called with the original as first argument, followed by the original's arguments.
+    It is called with the original as first argument, followed by the original's arguments.
 
     Args:
         reaches: the names to replace when `replace_all` is called.
+        by: the function.
         inside: whether to replace the function inside of Keras' wrapper that shortens tracebacks, and leave
             the wrapper. This also affects callers that have already looked up the wrapper, as in
             `model.fit(x, callbacks=[callback_that_installs_dtrain()])`.
     """
 
-    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
-        def make(original: Any) -> Any:
-            def replacement(*args: Any, **kwargs: Any) -> Any:
-                return function(original, *args, **kwargs)
+    def make(original: Any) -> Any:
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return by(original, *args, **kwargs)
 
-            return not_converted(functools.wraps(original)(replacement))
+        return not_converted(functools.wraps(original)(replacement))
 
-        _made.update((reach, (make, inside)) for reach in reaches)
-        return function
-
-    return mark
+    _made.update((reach, (make, inside)) for reach in reaches)
 
 
-def on_objects(
-    *reaches: Reach, around_users: bool = False
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator as `replaces`, for methods that `set_methods` sets on single objects.
+def set_on_objects(*reaches: Reach, by: Callable[..., Any], around_users: bool = False) -> None:
+    """Registers a function as `replaced` does, for methods that `set_methods` sets on single objects.
 
     Args:
         reaches: the names to set.
+        by: the function.
         around_users: whether to set the method also where a subclass, such as a user's, overrides Keras'
             method. Then the override is the original that is called, and its `super()` is Keras' own.
     """
+    _methods.update((reach, (by, around_users)) for reach in reaches)
 
-    def mark(function: Callable[..., Any]) -> Callable[..., Any]:
-        _methods.update((reach, (function, around_users)) for reach in reaches)
-        return function
 
-    return mark
+def made(reach: Reach, *, by: Make) -> None:
+    """Registers a function as `replaced` does, which takes the original and returns the replacement."""
+    _made[reach] = (by, False)
 
 
 def set_methods(owner: Any, *only: Reach) -> None:
-    """Sets the methods marked by `on_objects` on an object; a second call does nothing.
+    """Sets the methods registered by `set_on_objects` on an object; a second call does nothing.
 
     Each one is called with the method of the object's class as first argument. Before `replace_all` is
     called, nothing is set.
@@ -232,16 +228,6 @@ def _method(function: Callable[..., Any], kind: type, name: str) -> Callable[...
     return not_converted(functools.wraps(original)(method))
 
 
-def makes(reach: Reach) -> Callable[[Make], Make]:
-    """Decorator as `replaces`, for a function that takes the original and returns the replacement."""
-
-    def mark(make: Make) -> Make:
-        _made[reach] = (make, False)
-        return make
-
-    return mark
-
-
 def not_converted(function: Any) -> Any:
     """Returns the function with AutoGraph disabled, so that a user's `tf.function` does not convert it.
 
@@ -253,7 +239,7 @@ def not_converted(function: Any) -> Any:
 
 
 def replace_all(reaches: Iterable[Reach], unproven: Iterable[str] = ()) -> None:
-    """Replaces all names that were marked, or none; a second call does nothing.
+    """Replaces all names that were registered, or none; a second call does nothing.
 
     Args:
         reaches: every private name that dtrain uses or replaces, checked by `record.check`. Those that the
@@ -267,7 +253,7 @@ def replace_all(reaches: Iterable[Reach], unproven: Iterable[str] = ()) -> None:
     marked: dict[type, Any] = {Replaced: _made, SetOnObjects: _methods}
     missing = [each.label for each in reaches if type(each) in marked and each not in marked[type(each)]]
     if missing:
-        raise LookupError(f"no module of the engine replaces or sets {', '.join(missing)}")
+        raise LookupError(f"nothing replaces or sets {', '.join(missing)}")
     ready = [_prepared(each, *_made[each]) for each in reaches if each in _made and not _is_replaced(each)]
     for put in ready:
         put()

@@ -19,8 +19,6 @@ from dtrain.engine.batches.batch_rows import map_leaves, present_leaves
 from dtrain.engine.feed.groups import Part, batch_of
 from dtrain.engine.replica.context import ThreadValue
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream import tensorflow_names
-from dtrain.upstream.reach import replaces
 
 Step = Callable[[Any], Any]
 
@@ -142,7 +140,6 @@ def same_random_numbers() -> contextlib.AbstractContextManager[bool]:
     return _same.set(True)
 
 
-@replaces(tensorflow_names.STATELESS_UNIFORM)
 def uniform(
     original: Callable[..., Any],
     shape: Any,

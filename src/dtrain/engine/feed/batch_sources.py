@@ -39,9 +39,7 @@ from dtrain.interfaces.managed_strategy import layout_of
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.value_exchange import exchange
 from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import keras_names
 from dtrain.upstream import tf_data as upstream_datasets
-from dtrain.upstream.reach import replaces
 
 _LONGEST = 70.0  # seconds; the thread of TensorFlow's iterator sleeps for at most a minute
 
@@ -50,7 +48,6 @@ _lock = threading.Lock()
 _thread: threading.Thread | None = None
 
 
-@replaces(keras_names.IS_DATASET)
 def is_dataset(original: Callable[[Any], bool], x: Any) -> bool:
     """The replacement of the function by which older versions of Keras recognise a TensorFlow dataset."""
     return original(x) or isinstance(x, tf.distribute.DistributedDataset)

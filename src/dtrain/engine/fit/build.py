@@ -43,10 +43,8 @@ from dtrain.task import channel
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names, layer_calls
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.reach import on_objects, replaces
 
 
-@on_objects(keras_names.SYMBOLIC_BUILD)
 def symbolic_build(
     original: Callable[..., Any], self: Any, iterator: Any = None, data_batch: Any = None
 ) -> Any:
@@ -190,7 +188,6 @@ def _symbolic(spec: Any) -> Any:
     return keras.KerasTensor(spec.shape, spec.dtype.name)
 
 
-@replaces(keras_names.MAKE_TRAIN_FUNCTION)
 def make_train_function(original: Callable[..., Any], self: Any, force: bool = False) -> Any:
     """The replacement of `make_train_function`: it checks the model, also if the function is made already.
 
@@ -201,7 +198,6 @@ def make_train_function(original: Callable[..., Any], self: Any, force: bool = F
     return original(self, force)
 
 
-@on_objects(keras_names.MAKE_FUNCTION)
 def make_function(original: Callable[..., Any], self: Any, step_function: Any) -> Any:
     """The function of `make_train_function` or `make_test_function`."""
     training = step_function == self.train_step
@@ -213,7 +209,6 @@ def make_function(original: Callable[..., Any], self: Any, step_function: Any) -
     return _noted(original(self, step_function), self, train=training)
 
 
-@on_objects(keras_names.MAKE_PREDICT_FUNCTION, around_users=True)
 def make_predict_function(original: Callable[..., Any], self: Any, force: bool = False) -> Any:
     """The model's `make_predict_function`."""
     if self.predict_function is not None and not force:

@@ -6,11 +6,8 @@ from typing import Any
 
 from dtrain.engine.feed.data_feed import DataFeed
 from dtrain.interfaces.managed_strategy import managed
-from dtrain.upstream import keras_names
-from dtrain.upstream.reach import makes
 
 
-@makes(keras_names.EPOCH_ITERATOR)
 def make_epoch_iterator(original: Any) -> Any:
     """The replacement of the trainer's epoch iterator class."""
 

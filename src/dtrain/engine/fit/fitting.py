@@ -45,7 +45,7 @@ from dtrain.process_group.value_exchange import exchange
 from dtrain.telemetry import events
 from dtrain.upstream import graph_functions, keras_names
 from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream.reach import on_objects, replaces, set_methods, unproven
+from dtrain.upstream.reach import set_methods, unproven
 
 _LEAST_COUNTS = {
     "batch_size": 1,
@@ -58,7 +58,6 @@ _LEAST_COUNTS = {
 }
 
 
-@replaces(keras_names.FIT, inside=True)
 def fit(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `fit`."""
     call = inspect.signature(original).bind(self, *args, **kwargs)
@@ -172,13 +171,11 @@ def _validations(arguments: Mapping[str, Any]) -> int:
     return sum(epoch % frequency == 0 for epoch in epochs) if _is_count(frequency, 1) else 0
 
 
-@replaces(keras_names.EVALUATE)
 def evaluate(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `evaluate`."""
     return _without_training(original, self, args, kwargs)
 
 
-@replaces(keras_names.PREDICT)
 def predict(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `predict`."""
     return _without_training(original, self, args, kwargs)
@@ -218,7 +215,6 @@ def _evaluated_or_predicted(original: Callable[..., Any], self: Any, call: inspe
         return predicted(layout, found) if kind == "predict" else found
 
 
-@replaces(keras_names.TRAINER_INIT)
 def trainer_init(original: Callable[..., Any], self: Any) -> None:
     """The replacement of the constructor of Keras' trainer, which sees each model that is made."""
     original(self)
@@ -236,7 +232,6 @@ def adopt(model: Any, *, session: bool = False) -> None:
         set_methods(model, keras_names.MAKE_FUNCTION, keras_names.MAKE_PREDICT_FUNCTION)
 
 
-@on_objects(keras_names.COMPILE, around_users=True)
 def compile(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """A model's `compile`: it runs in the scope of the model's strategy."""
     strategy: Any = upstream_keras.strategy_of(self)
@@ -255,7 +250,6 @@ def compile(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: An
     return found
 
 
-@on_objects(keras_names.AUTO_JIT_COMPILE, around_users=True)
 def auto_jit_compile(original: Callable[..., Any], self: Any) -> Any:
     """A model's answer to `jit_compile="auto"`, which `compile` asks for.
 
@@ -270,7 +264,6 @@ def auto_jit_compile(original: Callable[..., Any], self: Any) -> Any:
         return original(self)
 
 
-@on_objects(keras_names.EPOCH_LOGS)
 def epoch_logs(original: Callable[..., Any], self: Any, logs: Any) -> Any:
     """A model's method that computes an epoch's logs from the logs of its last step.
 

@@ -15,13 +15,10 @@ import tensorflow as tf
 
 from dtrain.engine.replica.context import single_program
 from dtrain.interfaces.managed_strategy import layout_of
-from dtrain.upstream import tensorflow_names
-from dtrain.upstream.reach import replaces
 
 _CHANNELS = 16  # of one 512-bit vector: with so many the kernel stays within its memory
 
 
-@replaces(tensorflow_names.FILTER_GRADIENT)
 def filter_gradient(
     original: Callable[..., Any],
     input: Any,

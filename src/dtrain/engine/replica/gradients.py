@@ -19,12 +19,9 @@ from dtrain.engine.replica.row_gradients import Lookups
 from dtrain.engine.variables.split_variables import is_split, joined_gradient, parts_of
 from dtrain.errors import ConfigurationError, StepError
 from dtrain.interfaces.managed_strategy import current_layout
-from dtrain.upstream import tensorflow_names
-from dtrain.upstream.reach import replaces
 from dtrain.upstream.tensorflow import underlying
 
 
-@replaces(tensorflow_names.TAPE_GRADIENT)
 def gradient(
     original: Callable[..., Any],
     self: Any,

@@ -23,7 +23,7 @@ from dtrain.interfaces.managed_strategy import current_layout, layout_of
 from dtrain.upstream import graph_functions, keras_names
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.reach import on_objects, replaces, set_methods
+from dtrain.upstream.reach import set_methods
 
 _RESET = "_dtrain_reset"  # an attribute of a model: ids of its metrics' variables, and what resets these
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
@@ -48,19 +48,16 @@ def _without_division(original: Callable[..., Any]) -> Callable[..., Any]:
     return undivided
 
 
-@replaces(keras_names.UNSCALE_LOSS)
 def unscale(original: Callable[..., Any], value: Any) -> Any:
     """The replacement of the function by which Keras multiplies a loss by the number of replicas."""
     return value if _undivided() else original(value)
 
 
-@on_objects(keras_names.ADDITIONAL_LOSS)
 def additional_loss(original: Callable[..., Any], self: Any, loss: Any) -> Any:
     """The model's aggregation of a loss that a layer adds."""
     return (_without_division(original) if _undivided() else original)(self, loss)
 
 
-@replaces(keras_names.REDUCE_WEIGHTED)
 def reduce_weighted(
     original: Callable[..., Any],
     values: Any,
@@ -124,14 +121,12 @@ def _divisor(values: Any, sample_weight: Any, mask: Any, reduction: str | None) 
     return tf.math.divide_no_nan(count * valid, everywhere)
 
 
-@replaces(keras_names.METRIC_INIT)
 def metric_init(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> None:
     """The replacement of `Metric.__init__`."""
     original(self, *args, **kwargs)
     watch_metric(self)
 
 
-@replaces(keras_names.ADD_METRIC_VARIABLE)
 def add_variable(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `Metric.add_variable`, which a subclass' own, with other arguments, may call.
 
@@ -167,7 +162,6 @@ def is_own_metric(metric: Any) -> bool:
     return function is not None and not upstream_keras.is_keras_own(function)
 
 
-@on_objects(keras_names.WRAPPER_UPDATE)
 def wrapper_update(
     original: Callable[..., Any], self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> Any:
@@ -178,7 +172,6 @@ def wrapper_update(
     return original(self, y_true, y_pred, sample_weight)
 
 
-@on_objects(keras_names.RESET_METRICS)
 def reset_metrics(original: Callable[..., Any], self: Any) -> Any:
     """The model's `reset_metrics`, which resets Keras' own metrics by one call.
 

@@ -20,9 +20,8 @@ from dtrain.engine.replica.context import ThreadValue, current_block
 from dtrain.errors import ConfigurationError
 from dtrain.interfaces.managed_strategy import current_layout
 from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import keras_names, layer_calls, tensorflow_names
+from dtrain.upstream import layer_calls, tensorflow_names
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.reach import on_objects, replaces
 
 _ELSEWHERE = "make this layer outside of the rematerialize context"
 
@@ -59,7 +58,6 @@ def drawn(draw: Callable[[], Any]) -> Any:
     return draw() if draws is None else draws.next(draw)
 
 
-@replaces(keras_names.REMAT, keras_names.REMAT_OF_OPS)
 def remat(original: Callable[..., Any], f: Callable[..., Any]) -> Any:
     """The replacement of Keras' `remat`, for layers of dtrain's scopes and strategies."""
     owner = f if isinstance(f, keras.layers.Layer) else getattr(f, "__self__", None)
@@ -69,7 +67,6 @@ def remat(original: Callable[..., Any], f: Callable[..., Any]) -> Any:
     return lambda *args, **kwargs: _rematerialized(f, layer, args, kwargs)
 
 
-@on_objects(keras_names.REMATERIALIZED_CALL)
 def rematerialized_call(
     original: Callable[..., Any], self: Any, layer_call: Any, /, *args: Any, **kwargs: Any
 ) -> Any:

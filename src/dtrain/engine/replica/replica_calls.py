@@ -45,7 +45,7 @@ from dtrain.upstream import graph_functions, keras_names, tensorflow_names
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.keras import in_stateless_scope, value_of
-from dtrain.upstream.reach import on_objects, replaces, set_methods
+from dtrain.upstream.reach import set_methods
 from dtrain.upstream.tensorflow import underlying
 
 _own: ThreadValue[PerReplicaAttributes | None] = ThreadValue(None)
@@ -82,7 +82,6 @@ def with_own_attributes(fn: Callable[..., Any], local_replicas: int) -> Callable
     return one_replica
 
 
-@on_objects(tensorflow_names.MERGE_CALL)
 def merge_call(original: Callable[..., Any], self: Any, fn: Any, args: Any, kwargs: Any) -> Any:
     """The `merge_call` of a replica's context, where a replica's thread waits for the others."""
     own = _own()
@@ -100,7 +99,6 @@ def share_build(layer: Any) -> None:
         set_methods(layer, keras_names.MAYBE_BUILD)
 
 
-@on_objects(keras_names.MAYBE_BUILD)
 def maybe_build(original: Callable[..., Any], self: Any, call_spec: Any) -> Any:
     """A layer's method that builds it at its first call."""
     own = None if self.built else _own()
@@ -117,7 +115,6 @@ def watch(root: Any) -> None:
         own.watch(root)
 
 
-@replaces(keras_names.LAYER_CALL)
 def layer_call(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `Layer.__call__`. It changes the outermost layer that a replica calls."""
     share_build(self)
@@ -146,7 +143,6 @@ def _with_rows(original: Callable[..., Any], self: Any, rows: Any, args: Any, kw
     return keras.tree.map_structure(lambda leaf: without_zero_row(leaf, empty), found)
 
 
-@on_objects(tensorflow_names.ALL_REDUCE)
 def all_reduce(
     original: Callable[..., Any], self: Any, reduce_op: Any, value: Any, options: Any = None
 ) -> Any:
@@ -190,7 +186,6 @@ def _rows_of_first(nest: Any) -> Any:
     return next((rows for rows in map(row_count, tensors) if rows is not None), None)
 
 
-@replaces(tensorflow_names.FUNCTION_CALL)
 def function_call(original: Callable[..., Any], self: Any, /, *args: Any, **kwds: Any) -> Any:
     """The replacement of `tf.function`'s `__call__`."""
     block = block_workers() > 0
@@ -209,7 +204,6 @@ def _in_any_replica() -> bool:
     return layout_of(tf.distribute.get_strategy()) is not None
 
 
-@replaces(keras_names.VARIABLE_ASSIGN_ADD, keras_names.VARIABLE_ASSIGN_SUB)
 def assign_change(original: Callable[..., Any], self: Any, value: Any) -> Any:
     """The replacement of `assign_add` and `assign_sub`."""
     variable: Any = value_of(self)

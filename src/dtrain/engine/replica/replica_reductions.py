@@ -12,9 +12,8 @@ import tensorflow as tf
 
 from dtrain.errors import CompilationError
 from dtrain.interfaces.managed_strategy import is_asynchronous, layout_of, managed
-from dtrain.upstream import servers, tensorflow_names
+from dtrain.upstream import servers
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.reach import on_objects
 
 
 def check_not_compiled() -> None:
@@ -115,7 +114,6 @@ def _gather_sparse(value: tf.SparseTensor) -> tf.SparseTensor:
     return whole
 
 
-@on_objects(tensorflow_names.EAGER_ALL_REDUCE)
 def all_reduce_per_replica_values(
     original: Callable[..., Any], self: Any, reduce_op: Any, per_replica_values: Any, options: Any
 ) -> Any:

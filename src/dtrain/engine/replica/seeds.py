@@ -13,9 +13,7 @@ import tensorflow as tf
 
 from dtrain.engine.replica.context import current_block, in_replica
 from dtrain.engine.replica.rematerialization import drawn
-from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.reach import replaces
 
 # An odd constant with well-spread bits (2**32 / golden ratio), so that neighbouring replicas get distant
 # seeds.
@@ -37,7 +35,6 @@ def program_seed() -> int | None:
     return None if found == _drawn else found
 
 
-@replaces(keras_names.SEED_NEXT)
 def next_seed(original: Callable[..., Any], self: Any, ordered: bool = True) -> Any:
     """The replacement of `SeedGenerator.next`."""
     return drawn(lambda: _mixed(original(self, ordered)))

@@ -20,19 +20,12 @@ from dtrain.engine.saving.scratch import scratch_beside
 from dtrain.interfaces.managed_strategy import layout_of, managed
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream import keras_names
-from dtrain.upstream.reach import on_objects, replaces
 from dtrain.upstream.tensorflow import creation_number
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 
 
-@on_objects(
-    keras_names.MODEL_SAVE,
-    keras_names.MODEL_SAVE_WEIGHTS,
-    keras_names.MODEL_EXPORT,
-    around_users=True,
-)
 def save(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """A model's `save`, `save_weights` and `export`; a user's own may have other arguments than Keras'."""
     strategy = upstream_keras.strategy_of(self)
@@ -55,7 +48,6 @@ def save(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) 
         return original(self, str(beside), *args, **kwargs)
 
 
-@on_objects(keras_names.CHECKPOINT_SAVE, around_users=True)
 def save_checkpoint(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """How a `ModelCheckpoint` saves: once more if another worker has just made the directory."""
     best = self.best
@@ -66,7 +58,6 @@ def save_checkpoint(original: Callable[..., Any], self: Any, *args: Any, **kwarg
         return original(self, *args, **kwargs)
 
 
-@replaces(keras_names.EXPORTED_VARIABLES, keras_names.EXPORTED_VARIABLES_EARLIER)
 def exported_variables(original: Callable[..., Any], fns: Any) -> Any:
     """The replacement of the function that lists the variables for `export`: it sorts them by creation.
 

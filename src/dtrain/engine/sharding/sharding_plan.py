@@ -22,9 +22,8 @@ from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.partition.marks import of_owner
 from dtrain.process_group.value_exchange import exchange
 from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.reach import on_objects, set_methods
+from dtrain.upstream.reach import set_methods
 from dtrain.upstream.tensorflow import underlying
 
 SAVE_SECONDS = 60.0
@@ -176,7 +175,6 @@ def _broadcast_between_workers(plan: ShardingPlan, weights: list[Any], owners: l
             weight.assign(value)
 
 
-@on_objects(keras_names.OPTIMIZER_UPDATE)
 def update_at_owners(
     original: Callable[..., Any], self: Any, distribution: Any, grads_and_vars: Any, learning_rate: Any
 ) -> None:
@@ -198,7 +196,6 @@ def update_at_owners(
         weight.assign(of_owner(weight.read_value(), place, needed))
 
 
-@on_objects(keras_names.OPTIMIZER_SAVE, around_users=True)
 def save_own(original: Callable[..., Any], self: Any, store: Any) -> Any:
     """An optimizer's `save_own_variables`: saves the whole state, from all workers.
 
@@ -217,7 +214,6 @@ def save_own(original: Callable[..., Any], self: Any, store: Any) -> Any:
     return None
 
 
-@on_objects(keras_names.OPTIMIZER_LOAD, around_users=True)
 def load_own(original: Callable[..., Any], self: Any, store: Any) -> Any:
     """An optimizer's `load_own_variables`: loads the state that this process holds."""
     found = _plan_of(self)

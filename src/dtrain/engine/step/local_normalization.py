@@ -12,11 +12,8 @@ import tensorflow as tf
 
 from dtrain.engine.replica.context import single_program
 from dtrain.partition.local_regions import local_region
-from dtrain.upstream import keras_names
-from dtrain.upstream.reach import replaces
 
 
-@replaces(keras_names.BATCH_NORMALIZATION_CALL)
 def batch_normalization(
     original: Callable[..., Any], self: Any, inputs: Any, training: Any = None, mask: Any = None
 ) -> Any:

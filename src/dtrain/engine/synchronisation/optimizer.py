@@ -26,15 +26,12 @@ from dtrain.engine.sharding.sharding_plan import broadcast_updates, plans
 from dtrain.interfaces.managed_strategy import is_asynchronous, is_managed, layout_of
 from dtrain.interfaces.scope_checks import check_optimizer_left_out, check_same_strategy
 from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import keras_names
 from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.reach import on_objects, replaces, set_methods
+from dtrain.upstream.reach import set_methods
 
 _ACCUMULATOR = "gradient_accumulator"  # Keras' name of accumulated gradients, which are not sharded
 
 
-@on_objects(keras_names.MULTI_OPTIMIZER_APPLY)
-@replaces(keras_names.OPTIMIZER_APPLY, keras_names.LOSS_SCALE_APPLY)
 def apply(
     original: Callable[..., Any],
     self: Any,
@@ -113,7 +110,6 @@ def _alone(original: Callable[..., Any], optimizer: Any, grads: list[Any], varia
         return original(optimizer, grads, variables)
 
 
-@on_objects(keras_names.LOSS_SCALE_TF_APPLY)
 def tf_apply(original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None) -> Any:
     """The loss-scale optimizer's `merge_call` path; a local update needs none."""
     if updating_locally():
@@ -121,7 +117,6 @@ def tf_apply(original: Callable[..., Any], self: Any, grads: Any, trainable_vari
     return original(self, grads, trainable_variables)
 
 
-@on_objects(keras_names.OPTIMIZER_REDUCE)
 def reduced_already(original: Callable[..., Any], self: Any, grads_and_vars: Any) -> Any:
     """The replacement of an optimizer's own all-reduce: after clipping and accumulation, before the update.
 
@@ -203,7 +198,6 @@ def _on_servers(
         return once(strategy, *(g for g in grads if g is not None))
 
 
-@on_objects(keras_names.OPTIMIZER_ADD_SLOT, around_users=True)
 def add_slot(
     original: Callable[..., Any],
     self: Any,

@@ -12,8 +12,6 @@ import keras
 import tensorflow as tf
 
 from dtrain.engine.variables.split_variables import first_rows, is_split, parts_of, rows_of
-from dtrain.upstream import keras_names
-from dtrain.upstream.reach import replaces
 from dtrain.upstream.tensorflow import underlying
 
 ELEMENTS = 1 << 16
@@ -37,7 +35,6 @@ def stays_on_servers(variable: Any) -> bool:
     return on_server and int(raw.shape.num_elements() or 0) >= ELEMENTS
 
 
-@replaces(keras_names.EMBEDDING_CALL)
 def embedding_call(original: Callable[..., Any], self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `Embedding.call`, which a subclass' own `call` may reach by `super()`."""
     plain = not self.lora_enabled and self.quantization_mode is None
