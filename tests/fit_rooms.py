@@ -25,7 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "dtrain"
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "architecture_fit.md"
 _OUTPUT = "FIT_ROOMS_OUTPUT"
 
 
@@ -53,7 +53,7 @@ def rooms(files: Iterable[str]) -> list[str]:
 
 
 def named_on_page() -> list[str]:
-    """The packages that the section of docs/architecture.md names in bold, in its order."""
+    """The packages that the section of docs/architecture_fit.md names in bold, in its order."""
     return re.findall(r"\*\*`([\w/]+)/`\*\*", _section())
 
 

@@ -1,4 +1,4 @@
-"""docs/architecture.md walks through the packages that a fit of two workers executes, each once."""
+"""docs/architecture_fit.md walks through the packages that a fit of two workers executes, each once."""
 
 from __future__ import annotations
 

@@ -83,15 +83,14 @@ def build(folder: Path, site: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_files_that_the_architecture_names_exist() -> None:
+@pytest.mark.parametrize("page", sorted(guide.DOCS.glob("architecture*.md")), ids=lambda page: page.stem)
+def test_the_files_that_the_architecture_names_exist(page: Path) -> None:
     """By their names or the ends of their paths; `NAME.py` stands for a file that one adds."""
     folders = ("src/dtrain", "tests", "benchmarks")
     files = [
         f"/{path.relative_to(guide.ROOT)}" for each in folders for path in guide.ROOT.glob(f"{each}/**/*.py")
     ]
-    named = set(
-        re.findall(r"[\w./]+\.py\b", (guide.ROOT / "docs/architecture.md").read_text(encoding="utf-8"))
-    )
+    named = set(re.findall(r"[\w./]+\.py\b", page.read_text(encoding="utf-8")))
     named = {each.lstrip("./") for each in named}  # also where a link has the whole path
     missing = {name for name in named if not any(file.endswith(f"/{name}") for file in files)}
     assert missing <= {"NAME.py"}
