@@ -18,8 +18,8 @@ from dtrain.errors import ClusterConfigError
 class Environment(abc.ABC):
     """A way in which a process can learn its job, such as TF_CONFIG or the variables of a scheduler.
 
-    To add one, write a subclass in a file of its own, and list an instance in `environments.ENVIRONMENTS`. A
-    program adds its own by `cluster.register`.
+    To add one, write a subclass in a file of its own, and list an instance in `detected_job.ENVIRONMENTS`. A
+    program adds its own by `seams.register_environment`.
 
     Attributes:
         name: its key in the registry.

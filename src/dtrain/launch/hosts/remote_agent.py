@@ -1,6 +1,6 @@
 """The coordinator's view of an agent and its tasks: it sends commands, and receives exits and answers.
 
-The reaction to an agent's messages is in `launcher`.
+The reaction to an agent's messages is in `agents_launcher`.
 """
 
 from __future__ import annotations
