@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.engine.replica.context import updating_locally
+from dtrain.engine.replica.thread_state import thread_state
 from dtrain.interfaces.gradient_hook import GradientHook, hook_of
 from dtrain.interfaces.managed_strategy import ManagedStrategy
 from dtrain.interfaces.replica_layout import ReplicaLayout
@@ -36,7 +36,7 @@ class CentralVariable(common.ReadAsNumber, common.WithEntries, common.Mirrored):
         return self._values[0].handle
 
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
-        if updating_locally():
+        if thread_state.updating_locally:
             return update_fn(self._values[0], value, **kwargs)
         if self.aggregation != tf.VariableAggregation.NONE:
             return super()._update_replica(update_fn, value, **kwargs)

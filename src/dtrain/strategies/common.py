@@ -18,8 +18,9 @@ import tensorflow as tf
 
 from dtrain.base.log import logger
 from dtrain.engine.install import install
-from dtrain.engine.replica.context import reported_replicas, single_program, updating_locally
+from dtrain.engine.replica.context import reported_replicas
 from dtrain.engine.replica.replica_calls import note_write, with_own_attributes
+from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.variables import host_writes
 from dtrain.environments.topology import Topology
 from dtrain.errors import StepError
@@ -112,7 +113,7 @@ class ReplicaRunner:
         Raises:
             StepError: it is called inside a step of `fit`, which is divided over the replicas already.
         """
-        if single_program():
+        if thread_state.single_program:
             raise StepError(
                 "strategy.run was called inside a step of fit, evaluate or predict, which the replicas "
                 "compute together already.",
@@ -165,11 +166,13 @@ class LocalUpdates:
         return weakref.WeakKeyDictionary()
 
     def _use_merge_call(self) -> bool:
-        return False if updating_locally() or single_program() else super()._use_merge_call()  # type: ignore[misc]
+        if thread_state.updating_locally or thread_state.single_program:
+            return False
+        return super()._use_merge_call()  # type: ignore[misc]
 
     def update(self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True) -> Any:
         """As in TensorFlow; in a step that is traced as one device's program, of the only copy."""
-        if single_program():
+        if thread_state.single_program:
             return fn(var, *args, **(kwargs or {}))
         return super().update(var, fn, args, kwargs, group)  # type: ignore[misc]
 
@@ -282,7 +285,7 @@ class ReplicatedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[m
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
         if self.aggregation == tf.VariableAggregation.NONE:
             note_write(self)
-        if updating_locally():
+        if thread_state.updating_locally:
             return update_fn(self._get_on_device_or_primary(), value, **kwargs)
         return super()._update_replica(update_fn, value, **kwargs)
 

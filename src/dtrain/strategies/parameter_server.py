@@ -17,7 +17,7 @@ from dtrain.engine.parameter_server.block_program import CHIEF
 from dtrain.engine.parameter_server.exchange import Servers
 from dtrain.engine.parameter_server.server_engine import ServerEngine
 from dtrain.engine.parameter_server.server_updates import update
-from dtrain.engine.replica.context import updating_locally
+from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.variables.split_variables import is_split
 from dtrain.environments import current, join, known_to_tensorflow
 from dtrain.environments.topology import Topology
@@ -44,7 +44,7 @@ class ParameterServerExtended(_Extended):  # type: ignore[misc]
 
     def _use_merge_call(self) -> bool:
         # The servers apply one worker's update at a time: there are no replicas to merge.
-        return False if updating_locally() else bool(super()._use_merge_call())
+        return False if thread_state.updating_locally else bool(super()._use_merge_call())
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:

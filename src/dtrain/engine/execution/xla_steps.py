@@ -17,12 +17,11 @@ import tensorflow as tf
 
 from dtrain.engine.batches.batch_rows import map_leaves, present_leaves
 from dtrain.engine.feed.groups import Part, batch_of
-from dtrain.engine.replica.context import ThreadValue
+from dtrain.engine.replica.thread_state import thread_state
 from dtrain.upstream import tensorflow as upstream_tf
 
 Step = Callable[[Any], Any]
 
-_same = ThreadValue(False)
 
 # Bits of a float32: the mask of its fraction, and the sign and exponent of the numbers in [1, 2).
 _FRACTION = 0x7FFFFF
@@ -135,9 +134,9 @@ def replica_device(strategy: Any) -> str | None:
     return None
 
 
-def same_random_numbers() -> contextlib.AbstractContextManager[bool]:
+def same_random_numbers() -> contextlib.AbstractContextManager[None]:
     """A context: code traced in it draws the same random numbers in XLA as outside of XLA."""
-    return _same.set(True)
+    return thread_state.having(same_random_numbers=True)
 
 
 def uniform(
@@ -152,7 +151,7 @@ def uniform(
 ) -> Any:
     """The replacement of `tf.random.stateless_uniform`."""
     plain = isinstance(minval, int) and minval == 0 and maxval is None and alg in ("auto_select", None)
-    if not (_same() and plain and tf.as_dtype(dtype) == tf.float32):
+    if not (thread_state.same_random_numbers and plain and tf.as_dtype(dtype) == tf.float32):
         return original(shape, seed, minval, maxval, dtype, name, alg)
     bits = original(shape, seed, minval=None, maxval=None, dtype=tf.uint32, alg="philox")
     fraction = tf.bitwise.bitwise_and(bits, tf.constant(_FRACTION, tf.uint32))

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.engine.parameter_server.server_updates import updating
-from dtrain.engine.replica.context import Apply
+from dtrain.engine.replica.thread_state import Apply
 from dtrain.engine.variables.local_variable import LocalVariable
 from dtrain.upstream import keras as upstream_keras
 

@@ -19,7 +19,8 @@ from dtrain.engine.parameter_server.exchange import Exchange
 from dtrain.engine.parameter_server.packing import Packing
 from dtrain.engine.parameter_server.server_updates import updating
 from dtrain.engine.parameter_server.step_planner import StepPlan, local_copy_of
-from dtrain.engine.replica.context import Apply, block_workers, current_block, local_update
+from dtrain.engine.replica.context import local_update
+from dtrain.engine.replica.thread_state import Apply, thread_state
 from dtrain.engine.variables.local_variable import LocalVariable, variables_replaced
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream.tensorflow import underlying
@@ -71,7 +72,7 @@ class Block:
         held: the packed values of the variables that the chief holds.
 
     Attributes:
-        mixed_into_seeds: as in `context.TracedBlock`. All workers use the same seed; the block's number makes
+        mixed_into_seeds: as in `TracedBlock`. All workers use the same seed; the block's number makes
             their random numbers differ. None with one worker.
     """
 
@@ -106,7 +107,10 @@ class Block:
         """Replaces the servers' variables by local copies inside the context, and then frees the copies."""
         plan, copies = self._setting.plan, [*self._copies, *self._held]
         workers = self._setting.strategy.dtrain_managed.layout.workers
-        with variables_replaced([*plan.pulled, *plan.held], copies), block_workers.set(workers):
+        with (
+            variables_replaced([*plan.pulled, *plan.held], copies),
+            thread_state.having(block_workers=workers),
+        ):
             yield
         for each in (*copies, self._clock, self._staleness, self._waited, *self._base.values()):
             each.destroy()
@@ -141,7 +145,7 @@ class Block:
             return self._setting.plan.outputs.flatten(function())
         self._unsent = self._exchanged = False
         self._graph = tf.compat.v1.get_default_graph()
-        with current_block.set(self):
+        with thread_state.having(block=self):
             outputs = function()
         if self._unsent or not self._exchanged:
             self.push_pull()

@@ -16,8 +16,8 @@ import tensorflow as tf
 from dtrain.engine.parameter_server.accumulator import Update
 from dtrain.engine.parameter_server.block import Block, Tensors, adds_up, update_by
 from dtrain.engine.parameter_server.block_loops import between, in_turns, time_of
-from dtrain.engine.replica.context import Apply, current_block
 from dtrain.engine.replica.gradients import scaled
+from dtrain.engine.replica.thread_state import Apply, thread_state
 
 
 class PendingUpdate(NamedTuple):
@@ -75,7 +75,7 @@ class Overlapped(Block):
 
         def computed(i: tf.Tensor) -> tuple[Tensors, PendingUpdate]:
             self._gradients = None
-            with current_block.set(self):
+            with thread_state.having(block=self):
                 returned = outputs.flatten(step(i))
             if self._gradients is None:
                 raise RuntimeError("a step that has not called its optimizer cannot overlap")

@@ -13,13 +13,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain.engine.replica.context import ThreadValue
+from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.variables.local_variable import LocalVariable, variables_replaced
 from dtrain.engine.variables.split_variables import is_split, part_of_value, parts_of
 from dtrain.upstream import keras as upstream_keras
 from dtrain.upstream.tensorflow import underlying
-
-_optimizer: ThreadValue[Any] = ThreadValue(None)
 
 # With these optimizers, the update of an element depends only on the element, its gradient and its slots.
 _BY_ELEMENT = (
@@ -40,7 +38,7 @@ Update = Callable[[Any, Callable[..., Any], tuple[Any, ...]], Any]
 
 def updating(optimizer: Any) -> contextlib.AbstractContextManager[Any]:
     """Sets, inside the context, the optimizer whose `apply` runs, so that `update` finds the slots."""
-    return _optimizer.set(getattr(optimizer, "inner_optimizer", optimizer))
+    return thread_state.having(server_optimizer=getattr(optimizer, "inner_optimizer", optimizer))
 
 
 def update(one: Update, variable: Any, function: Callable[..., Any], args: Sequence[Any]) -> Any:
@@ -53,7 +51,7 @@ def update(one: Update, variable: Any, function: Callable[..., Any], args: Seque
         args: the function's further arguments; a gradient is a tensor or `tf.IndexedSlices` of the variable's
             shape.
     """
-    optimizer = _optimizer()
+    optimizer = thread_state.server_optimizer
     if not is_split(variable):
         return _update_rows(one, optimizer, variable, function, args, _slots(optimizer, variable))
     if _works_by_element(optimizer):

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.engine.parameter_server.outputs import Outputs, zeros_of
-from dtrain.engine.replica.context import Apply, block_workers, current_block
+from dtrain.engine.replica.thread_state import Apply, thread_state
 from dtrain.engine.step.steps import silent_results, step_is_stock
 from dtrain.engine.variables.local_variable import LocalVariable, variables_replaced
 from dtrain.engine.variables.split_variables import is_split
@@ -83,7 +83,7 @@ class StepPlanner:
         strategy: the parameter-server strategy.
 
     Attributes:
-        mixed_into_seeds: None, because nothing runs; see `context.TracedBlock`.
+        mixed_into_seeds: None, because nothing runs; see `thread_state.TracedBlock`.
     """
 
     mixed_into_seeds: tf.Tensor | None = None
@@ -163,8 +163,8 @@ class StepPlanner:
             self._graph = tf.compat.v1.get_default_graph()
             with (
                 variables_replaced(variables, copies),
-                block_workers.set(self._workers),
-                current_block.set(self),
+                thread_state.having(block_workers=self._workers),
+                thread_state.having(block=self),
                 self._making_on_servers(),
             ):
                 described.append(Outputs(self._step(batch)))

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.engine.replica.context import single_program
+from dtrain.engine.replica.thread_state import thread_state
 from dtrain.interfaces.managed_strategy import layout_of
 
 _CHANNELS = 16  # of one 512-bit vector: with so many the kernel stays within its memory
@@ -49,7 +49,9 @@ def filter_gradient(
 
 def _in_replica_on_cpu() -> bool:
     strategy = tf.distribute.get_strategy()
-    if not single_program() and (layout_of(strategy) is None or tf.distribute.get_replica_context() is None):
+    if not thread_state.single_program and (
+        layout_of(strategy) is None or tf.distribute.get_replica_context() is None
+    ):
         return False
     if tf.distribute.has_strategy():
         devices = strategy.extended.worker_devices

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from dtrain.engine.batches.batch_rows import is_dense
-from dtrain.engine.replica.context import ThreadValue
 from dtrain.partition.marks import marked
 
 
@@ -39,7 +38,3 @@ class GradientMarks:
                 return number
         self._variables.append(variable)
         return len(self._variables) - 1
-
-
-gradient_marks: ThreadValue[GradientMarks | None] = ThreadValue(None)
-"""The marks of the step that is traced; None if no hook reduces its gradients."""

@@ -10,12 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.engine.replica.context import (
-    ThreadValue,
-    all_reduce_sum,
-)
-from dtrain.engine.replica.gradient_marks import gradient_marks
+from dtrain.engine.replica.context import all_reduce_sum
 from dtrain.engine.replica.row_gradients import Lookups
+from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.variables.split_variables import is_split, joined_gradient, parts_of
 from dtrain.errors import ConfigurationError, StepError
 from dtrain.interfaces.managed_strategy import current_layout
@@ -31,7 +28,7 @@ def gradient(
     unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
 ) -> Any:
     """The replacement of `tf.GradientTape.gradient`."""
-    marks = gradient_marks()
+    marks = thread_state.gradient_marks
     if marks is None or not _has_variables(sources):
         return _by_parts(original, self, target, sources, output_gradients, unconnected_gradients)
     found = original(self, target, sources, output_gradients, unconnected_gradients)
@@ -45,10 +42,6 @@ def _of_variables(found: Any, sources: Any, change: Callable[[list[Any], list[An
     for i, gradient in zip(mine, change([flat[i] for i in mine], [each[i] for i in mine]), strict=True):
         flat[i] = gradient
     return tf.nest.pack_sequence_as(found, flat) if tf.nest.is_nested(found) else flat[0]
-
-
-averaged_optimizer: ThreadValue[Any] = ThreadValue(None)
-"""The only optimizer that a step of local SGD may apply, since only its state is averaged; None elsewhere."""
 
 
 def check_averaged(optimizer: Any, averaged: Any) -> None:

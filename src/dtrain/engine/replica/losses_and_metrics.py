@@ -17,6 +17,7 @@ import tensorflow as tf
 from dtrain.engine.batches.batch_rows import as_tensor
 from dtrain.engine.replica import own_metrics
 from dtrain.engine.replica.context import all_reduce_sum, in_replica, reporting_one_replica
+from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.variables import host_writes
 from dtrain.errors import CompilationError
 from dtrain.interfaces.managed_strategy import current_layout, layout_of
@@ -166,7 +167,7 @@ def wrapper_update(
     original: Callable[..., Any], self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> Any:
     """The `update_state` of a `MeanMetricWrapper`, whose function may be a user's own."""
-    prepared = own_metrics.inside_update() or upstream_keras.in_stateless_scope()
+    prepared = thread_state.inside_metric or upstream_keras.in_stateless_scope()
     if in_replica() and not prepared and is_own_metric(self):
         return own_metrics.update(original, self, (y_true, y_pred), {"sample_weight": sample_weight})
     return original(self, y_true, y_pred, sample_weight)

@@ -17,17 +17,12 @@ import tensorflow as tf
 
 from dtrain.base.log import logger
 from dtrain.engine.batches.batch_rows import as_tensor
-from dtrain.engine.replica.context import (
-    ThreadValue,
-    block_workers,
-    gathered,
-    in_replica,
-    single_program,
-)
+from dtrain.engine.replica.context import gathered, in_replica
 from dtrain.engine.replica.metric_arguments import Arguments, Number, Rows
 from dtrain.engine.replica.metric_trial import calls_are_additive, is_additive
 from dtrain.engine.replica.replica_calls import combined_on_read, without_row
 from dtrain.engine.replica.replica_reductions import as_floats, check_not_compiled
+from dtrain.engine.replica.thread_state import thread_state
 from dtrain.errors import CompilationError, StepError
 from dtrain.interfaces.managed_strategy import current_layout, layout_of
 from dtrain.upstream import graph_functions
@@ -56,10 +51,6 @@ class _Finding:
 _known: weakref.WeakKeyDictionary[Any, _Finding] = weakref.WeakKeyDictionary()
 
 
-inside_update = ThreadValue(False)
-"""Whether the code runs inside an update whose arguments are prepared already."""
-
-
 def update(original: Callable[..., Any], metric: Any, args: Any, kwargs: Any) -> Any:
     """Updates a user's own metric; must be called in a replica.
 
@@ -74,7 +65,7 @@ def update(original: Callable[..., Any], metric: Any, args: Any, kwargs: Any) ->
     """
     arguments = Arguments.of(args, kwargs)
     if _is_additive(metric, arguments):
-        with inside_update.set(True):
+        with thread_state.having(inside_metric=True):
             return original(metric, *args, **kwargs)
     if arguments.have_rows or arguments.have_numbers:
         _check_place(metric)
@@ -83,7 +74,7 @@ def update(original: Callable[..., Any], metric: Any, args: Any, kwargs: Any) ->
     args, kwargs = arguments.filled(given)
     if upstream_tf.local_replica_index() and not all(map(_is_each_replicas, metric.variables)):
         return None  # the replicas of this process share a variable: the first one writes it
-    with inside_update.set(True):
+    with thread_state.having(inside_metric=True):
         return original(metric, *args, **kwargs)
 
 
@@ -93,15 +84,15 @@ def make_update(original: Callable[..., Any]) -> Callable[..., Any]:
     def update_state(self: Any, *args: Any, **kwargs: Any) -> Any:
         own = graph_functions.converted_as_caller(original)
         plain = not isinstance(self, keras.Metric)  # a mixin of a metric may be a base of other classes too
-        if plain or inside_update() or upstream_keras.in_stateless_scope():
+        if plain or thread_state.inside_metric or upstream_keras.in_stateless_scope():
             return own(self, *args, **kwargs)
         if in_replica():
             return update(own, self, args, kwargs)
-        if single_program():
+        if thread_state.single_program:
             _update_whole(self)
-        if block_workers() > 1:
+        if thread_state.block_workers > 1:
             _warn_of_workers(self, args, kwargs)
-        with inside_update.set(True):
+        with thread_state.having(inside_metric=True):
             return own(self, *args, **kwargs)
 
     return update_state

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.engine.batches.batch_rows import is_dense
-from dtrain.engine.replica.context import ThreadValue, current_block
+from dtrain.engine.replica.thread_state import thread_state
 from dtrain.errors import ConfigurationError
 from dtrain.interfaces.managed_strategy import current_layout
 from dtrain.upstream import keras as upstream_keras
@@ -49,12 +49,9 @@ class RecordedSeeds:
         return self.seeds[self.place - 1]
 
 
-_draws: ThreadValue[RecordedSeeds | None] = ThreadValue(None)
-
-
 def drawn(draw: Callable[[], Any]) -> Any:
     """A random seed; in a repetition, the seed of the first computation."""
-    draws = _draws()
+    draws = thread_state.recorded_seeds
     return draw() if draws is None else draws.next(draw)
 
 
@@ -99,13 +96,13 @@ def _rematerialized(f: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -
     """
     leaves = keras.tree.flatten((args, kwargs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and leaf.dtype.is_floating]
-    outermost = _draws() is None
+    outermost = thread_state.recorded_seeds is None
     # Rematerializing the outermost model saves nothing: the repetition would keep all activations at once.
     whole = isinstance(layer, keras.Model) and layer_calls.called_first() is layer
     composite = not all(map(is_dense, leaves))
     if not outermost or whole or composite or not places:
         return f(*args, **kwargs)
-    if current_block() is not None:
+    if thread_state.block is not None:
         raise ConfigurationError(
             "rematerialize was used under ParameterServerStrategy, whose workers compute with copies of "
             "the weights. TensorFlow's gradient of a second computation does not find these copies.",
@@ -146,7 +143,11 @@ class _Repeated:
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]
         def compute(*values: Any) -> Any:
-            with _draws.set(self._draws), upstream_tf.not_recording(), _no_losses_added(self._layer):
+            with (
+                thread_state.having(recorded_seeds=self._draws),
+                upstream_tf.not_recording(),
+                _no_losses_added(self._layer),
+            ):
                 outputs = self._call(list(values))
             first[:] = keras.tree.flatten(outputs)
             self._places = [i for i, leaf in enumerate(first) if _differentiable(leaf)]
@@ -186,7 +187,7 @@ class _Repeated:
         """Repeats with the seeds and the state of the first computation, and discards what is written."""
         self._draws.place = 0
         with (
-            _draws.set(self._draws),
+            thread_state.having(recorded_seeds=self._draws),
             layer_calls.in_surroundings(self._surroundings),
             keras.StatelessScope(state_mapping=self._state) as scope,
         ):

@@ -29,16 +29,10 @@ import tensorflow as tf
 
 from dtrain.base.log import logger
 from dtrain.engine.batches.batch_rows import is_dense, row_count, with_zero_row, without_zero_row
-from dtrain.engine.replica.context import (
-    ThreadValue,
-    all_reduce_sum,
-    block_workers,
-    in_replica,
-    local_update,
-    updating_locally,
-)
+from dtrain.engine.replica.context import all_reduce_sum, in_replica, local_update
 from dtrain.engine.replica.replica_attributes import PerReplicaAttributes, PerReplicaObjects
 from dtrain.engine.replica.replica_reductions import check_not_compiled
+from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.variables.local_variable import LocalVariable
 from dtrain.interfaces.managed_strategy import is_asynchronous, layout_of
 from dtrain.upstream import graph_functions, keras_names, tensorflow_names
@@ -47,14 +41,6 @@ from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream.keras import in_stateless_scope, value_of
 from dtrain.upstream.reach import set_methods
 from dtrain.upstream.tensorflow import underlying
-
-_own: ThreadValue[PerReplicaAttributes | None] = ThreadValue(None)
-"""The attributes of the replica that this thread runs; None if a process has one replica."""
-
-# Whether the code runs inside the outermost layer that a replica calls; and a bool tensor, whether this layer
-# was given a row of zeros, or None.
-_inside = ThreadValue(False)
-_empty: ThreadValue[Any] = ThreadValue(None)
 
 
 def with_own_attributes(fn: Callable[..., Any], local_replicas: int) -> Callable[..., Any]:
@@ -70,7 +56,7 @@ def with_own_attributes(fn: Callable[..., Any], local_replicas: int) -> Callable
     def one_replica(*args: Any, **kwargs: Any) -> Any:
         set_methods(tf.distribute.get_replica_context(), tensorflow_names.MERGE_CALL)
         own = PerReplicaAttributes(members)
-        with _own.set(own):
+        with thread_state.having(own_attributes=own):
             own.begin_turn()
             found = fn(*args, **kwargs)
         # The last replica's attributes stay on the objects, as the last call's do on one device.
@@ -84,7 +70,7 @@ def with_own_attributes(fn: Callable[..., Any], local_replicas: int) -> Callable
 
 def merge_call(original: Callable[..., Any], self: Any, fn: Any, args: Any, kwargs: Any) -> Any:
     """The `merge_call` of a replica's context, where a replica's thread waits for the others."""
-    own = _own()
+    own = thread_state.own_attributes
     if own is None:
         return original(self, fn, args, kwargs)
     own.end_turn()
@@ -95,13 +81,13 @@ def merge_call(original: Callable[..., Any], self: Any, fn: Any, args: Any, kwar
 
 def share_build(layer: Any) -> None:
     """Makes the attributes that a layer is given while it is built those of all replicas."""
-    if _own() is not None and not layer.built:
+    if thread_state.own_attributes is not None and not layer.built:
         set_methods(layer, keras_names.MAYBE_BUILD)
 
 
 def maybe_build(original: Callable[..., Any], self: Any, call_spec: Any) -> Any:
     """A layer's method that builds it at its first call."""
-    own = None if self.built else _own()
+    own = None if self.built else thread_state.own_attributes
     found = original(self, call_spec)
     if own is not None:
         own.share(self)
@@ -110,7 +96,7 @@ def maybe_build(original: Callable[..., Any], self: Any, call_spec: Any) -> Any:
 
 def watch(root: Any) -> None:
     """From here on, gives this replica its own attributes of an object and of all reachable from it."""
-    own = _own()
+    own = thread_state.own_attributes
     if own is not None:
         own.watch(root)
 
@@ -120,7 +106,7 @@ def layer_call(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs:
     share_build(self)
     if upstream_keras.remat_mode_of(self) is not None:
         set_methods(self, keras_names.REMATERIALIZED_CALL)
-    if _inside() or not in_replica():
+    if thread_state.inside_layer or not in_replica():
         return original(self, *args, **kwargs)
     watch(self)
     set_methods(tf.distribute.get_replica_context(), tensorflow_names.ALL_REDUCE)
@@ -134,11 +120,11 @@ def _with_rows(original: Callable[..., Any], self: Any, rows: Any, args: Any, kw
     # XLA has kernels of its own, and knows all shapes while it compiles.
     known = None if rows is None else tf.get_static_value(rows)
     if rows is None or upstream_tf.in_xla_graph() or (known is not None and int(known) > 0):
-        with _inside.set(True):
+        with thread_state.having(inside_layer=True):
             return original(self, *args, **kwargs)
     empty = tf.equal(rows, 0)
     args, kwargs = keras.tree.map_structure(lambda leaf: with_zero_row(leaf, empty), (args, kwargs))
-    with _inside.set(True), _empty.set(empty), _uncounted(self, empty):
+    with thread_state.having(inside_layer=True, layer_is_empty=empty), _uncounted(self, empty):
         found = original(self, *args, **kwargs)
     return keras.tree.map_structure(lambda leaf: without_zero_row(leaf, empty), found)
 
@@ -153,9 +139,9 @@ def all_reduce(
     Raises:
         CompilationError: inside a layer that XLA compiles, where replicas cannot communicate.
     """
-    if _inside():
+    if thread_state.inside_layer:
         check_not_compiled()
-    empty = _empty()
+    empty = thread_state.layer_is_empty
     if empty is not None and reduce_op in (tf.distribute.ReduceOp.SUM, "sum", "SUM"):
         value = tf.nest.map_structure(lambda part: tf.where(empty, tf.zeros_like(part), part), value)
     return original(self, reduce_op, value, options)
@@ -163,7 +149,7 @@ def all_reduce(
 
 def without_row(leaf: Any) -> Any:
     """A tensor that a layer computed, without the row that belongs to the row of zeros, if there is one."""
-    empty = _empty()
+    empty = thread_state.layer_is_empty
     return leaf if empty is None else without_zero_row(leaf, empty)
 
 
@@ -188,7 +174,7 @@ def _rows_of_first(nest: Any) -> Any:
 
 def function_call(original: Callable[..., Any], self: Any, /, *args: Any, **kwds: Any) -> Any:
     """The replacement of `tf.function`'s `__call__`."""
-    block = block_workers() > 0
+    block = thread_state.block_workers > 0
     if tf.executing_eagerly() or not (block or _in_any_replica()):
         return original(self, *args, **kwds)
     if not graph_functions.compiled_by_xla(self):
@@ -227,7 +213,7 @@ def _shared_by_workers(variable: Any) -> bool:
 def _written_in_step(variable: Any) -> bool:
     """Whether a replica of the variable's strategy, one of dtrain's, writes to it outside of the update."""
     strategy = getattr(variable, "distribute_strategy", None)
-    if layout_of(strategy) is None or updating_locally():
+    if layout_of(strategy) is None or thread_state.updating_locally:
         return False
     return tf.distribute.get_strategy() is strategy and tf.distribute.get_replica_context() is not None
 
@@ -246,18 +232,18 @@ def holds_parts(variable: Any) -> bool:
     return found is not None and bool(found.aggregation == tf.VariableAggregation.SUM)
 
 
-_written: ThreadValue[set[int] | None] = ThreadValue(None)
-
-
-def writing() -> contextlib.AbstractContextManager[set[int] | None]:
+@contextlib.contextmanager
+def writing() -> Iterator[set[int]]:
     """A context that collects the ids of the variables that `note_write` notes outside of a step of `fit`."""
-    return _written.set(set())
+    ids: set[int] = set()
+    with thread_state.having(written=ids):
+        yield ids
 
 
 def note_write(variable: Any) -> None:
     """Notes that this replica writes a variable of which each replica has a copy; not in an update."""
-    written = _written()
-    if written is not None and not updating_locally():
+    written = thread_state.written
+    if written is not None and not thread_state.updating_locally:
         written.add(id(variable))
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.engine.replica.context import current_block, in_replica
+from dtrain.engine.replica.context import in_replica
 from dtrain.engine.replica.rematerialization import drawn
+from dtrain.engine.replica.thread_state import thread_state
 from dtrain.upstream import tensorflow as upstream_tf
 
 # An odd constant with well-spread bits (2**32 / golden ratio), so that neighbouring replicas get distant
@@ -42,7 +43,7 @@ def next_seed(original: Callable[..., Any], self: Any, ordered: bool = True) -> 
 
 def _mixed(seed: Any) -> Any:
     """The generator's seed, mixed with the number of this replica or of this block of steps."""
-    block = current_block()
+    block = thread_state.block
     if block is not None and block.mixed_into_seeds is not None:
         return mix(seed, block.mixed_into_seeds)
     return mix(seed, upstream_tf.replica_id()) if in_replica() else seed

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.engine.replica.context import single_program
+from dtrain.engine.replica.thread_state import thread_state
 from dtrain.upstream.one_device_tracing import as_on_one_device, as_under_a_strategy
 
 _PUBLIC = (
@@ -37,7 +37,7 @@ def making_variables(strategy: Any) -> Iterator[None]:
     """
 
     def make(create: Callable[..., Any], **given: Any) -> Any:
-        if not single_program() or tf.is_symbolic_tensor(given.get("initial_value")):
+        if not thread_state.single_program or tf.is_symbolic_tensor(given.get("initial_value")):
             return create(**given)
         with under_strategy(strategy):
             return tf.Variable(**{name: given[name] for name in _PUBLIC if given.get(name) is not None})
@@ -49,12 +49,12 @@ def making_variables(strategy: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def as_single_program() -> Iterator[None]:
     """A context for code that is traced as the program of one device."""
-    with single_program.set(True), as_on_one_device():
+    with thread_state.having(single_program=True), as_on_one_device():
         yield
 
 
 @contextlib.contextmanager
 def under_strategy(strategy: Any) -> Iterator[None]:
     """Within a single program, a context outside of it and in the strategy's scope."""
-    with single_program.set(False), as_under_a_strategy(), strategy.scope():
+    with thread_state.having(single_program=False), as_under_a_strategy(), strategy.scope():
         yield

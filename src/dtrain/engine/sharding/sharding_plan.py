@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dtrain.engine.replica.context import all_reduce_sum, local_update, single_program
+from dtrain.engine.replica.context import all_reduce_sum, local_update
+from dtrain.engine.replica.thread_state import thread_state
 from dtrain.errors import OperationMismatchError, PeerMissingError
 from dtrain.interfaces.managed_strategy import layout_of
 from dtrain.interfaces.replica_layout import ReplicaLayout
@@ -184,7 +185,7 @@ def update_at_owners(
     weights, in one round.
     """
     plan = plans.get(self)
-    if plan is None or plan.layout.workers == 1 or not single_program():
+    if plan is None or plan.layout.workers == 1 or not thread_state.single_program:
         original(self, distribution, grads_and_vars, learning_rate)
         return
     pairs = [(gradient, weight, plan.owner(self, weight)) for gradient, weight in grads_and_vars]

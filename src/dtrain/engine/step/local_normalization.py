@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.engine.replica.context import single_program
+from dtrain.engine.replica.thread_state import thread_state
 from dtrain.partition.local_regions import local_region
 
 
@@ -18,7 +18,7 @@ def batch_normalization(
     original: Callable[..., Any], self: Any, inputs: Any, training: Any = None, mask: Any = None
 ) -> Any:
     """The replacement of `BatchNormalization.call`."""
-    own = single_program() and training and self.trainable and not self.synchronized
+    own = thread_state.single_program and training and self.trainable and not self.synchronized
     if not own or not isinstance(inputs, tf.Tensor) or not inputs.shape.rank:
         return original(self, inputs, training=training, mask=mask)
     if mask is None:

@@ -21,7 +21,7 @@ from dtrain.engine.batches.batch_rows import (
 )
 from dtrain.engine.replica.context import local_update
 from dtrain.engine.replica.gradient_marks import GradientMarks
-from dtrain.engine.replica.gradients import averaged_optimizer
+from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.step.partitioned_steps import (
     PartitionedProgram,
     copies_of,
@@ -49,7 +49,7 @@ class OwnSteps(PartitionedProgram):
         """As `Program.prepare`: traces the step once, for any number of rows."""
         del phase, filled
         strategy = self._model.distribute_strategy
-        with averaged_optimizer.set(self._model.optimizer):
+        with thread_state.having(averaged_optimizer=self._model.optimizer):
             spec = map_leaves(any_rows, without_optional_specs(spec))
             self._own = traced_as_one_device(self._stock_step, spec, strategy, compiled=self.compiled)
         check_metrics(self._model, self._layout)  # the trace may have made some

@@ -20,8 +20,9 @@ from dtrain.engine.batches.batch_rows import (
     without_optional_specs,
     without_optionals,
 )
-from dtrain.engine.replica.gradient_marks import GradientMarks, gradient_marks
+from dtrain.engine.replica.gradient_marks import GradientMarks
 from dtrain.engine.replica.single_program import as_single_program, making_variables
+from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.step.replica_communication import StrategyCollectives
 from dtrain.engine.step.steps import Program, silent_results, step_is_stock
 from dtrain.engine.synchronisation.accumulation import PARTS
@@ -67,7 +68,7 @@ class DividedFunction:
         self._sizes = None if rows is None else [end - start for start, end in every.bounds(rows)]
         marks = GradientMarks()
         self._communication = StrategyCollectives(strategy, layout, marks)
-        with gradient_marks.set(marks if layout.gradient_hook is not None else None):
+        with thread_state.having(gradient_marks=marks if layout.gradient_hook is not None else None):
             self._function = traced_as_one_device(function, spec, strategy, compiled=compiled)
         variables = _distributed(self._function)
         copies = copies_of(self._function)

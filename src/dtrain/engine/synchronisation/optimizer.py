@@ -13,15 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.engine.replica.context import (
-    current_block,
-    local_update,
-    single_program,
-    updating_locally,
-)
-from dtrain.engine.replica.gradient_marks import gradient_marks
-from dtrain.engine.replica.gradients import averaged_optimizer, check_averaged, on_present, sum_gradients
+from dtrain.engine.replica.context import local_update
+from dtrain.engine.replica.gradients import check_averaged, on_present, sum_gradients
 from dtrain.engine.replica.single_program import under_strategy
+from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.sharding.sharding_plan import broadcast_updates, plans
 from dtrain.interfaces.managed_strategy import is_asynchronous, is_managed, layout_of
 from dtrain.interfaces.scope_checks import check_optimizer_left_out, check_same_strategy
@@ -54,10 +49,10 @@ Way = Callable[[Callable[..., Any], Any, list[Any], list[Any] | None], Any]
 
 def _way_of(optimizer: Any, gradients: int) -> Way:
     """Chooses how `apply` handles this many gradients, from where the code runs."""
-    block = current_block()
-    if gradients == 0 or updating_locally():
+    block = thread_state.block
+    if gradients == 0 or thread_state.updating_locally:
         return _as_keras
-    if single_program():
+    if thread_state.single_program:
         return _in_single_program
     if block is not None:
         return block.apply
@@ -81,13 +76,13 @@ def _as_keras(original: Callable[..., Any], optimizer: Any, grads: list[Any], va
 
 def _in_single_program(original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: Any) -> Any:
     """In a step that is partitioned: Keras' own update, of variables that were made under the strategy."""
-    own, averaged = upstream_keras.strategy_of_optimizer(optimizer), averaged_optimizer()
+    own, averaged = upstream_keras.strategy_of_optimizer(optimizer), thread_state.averaged_optimizer
     if averaged is not None:
         check_averaged(optimizer, averaged)
     if variables is not None and not optimizer.built and layout_of(own) is not None:
         with under_strategy(own):
             optimizer.build(variables)
-    marks = gradient_marks()
+    marks = thread_state.gradient_marks
     if marks is not None:
         grads = marks.mark(
             grads, upstream_keras.trainable_variables_of(optimizer) if variables is None else variables
@@ -112,7 +107,7 @@ def _alone(original: Callable[..., Any], optimizer: Any, grads: list[Any], varia
 
 def tf_apply(original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None) -> Any:
     """The loss-scale optimizer's `merge_call` path; a local update needs none."""
-    if updating_locally():
+    if thread_state.updating_locally:
         return upstream_keras.common_apply(self, grads, trainable_variables)
     return original(self, grads, trainable_variables)
 
@@ -124,7 +119,7 @@ def reduced_already(original: Callable[..., Any], self: Any, grads_and_vars: Any
     are returned. Code of the optimizer that runs earlier, such as Nadam's, still gets all pairs: it may write
     variables that all replicas hold.
     """
-    if not updating_locally():
+    if not thread_state.updating_locally:
         return original(self, grads_and_vars)
     plan = plans.get(self)
     return list(grads_and_vars) if plan is None or not plan.owners else plan.own(self, grads_and_vars)
@@ -214,7 +209,7 @@ def add_slot(
         return original(self, reference_variable, name=name, initializer=initializer)
 
     plan, own = plans.get(self), upstream_keras.strategy_of_optimizer(self)
-    outside = single_program() and layout_of(own) is not None
+    outside = thread_state.single_program and layout_of(own) is not None
     with under_strategy(own) if outside else contextlib.nullcontext():
         if plan is None or name == _ACCUMULATOR:
             return make()
