@@ -40,7 +40,7 @@ class ThreadState(threading.local):
     Attributes:
         single_program: whether the code is traced as the program of one device, which is partitioned
             afterwards.
-        gradient_marks: the marks of the step that is traced so, a `GradientMarks`; None if no hook reduces its
+        gradient_marks: the `GradientMarks` of the step that is traced so; None if no hook reduces its
             gradients.
         averaged_optimizer: the only optimizer that a step of local SGD may apply, since only its state is
             averaged; None elsewhere.
