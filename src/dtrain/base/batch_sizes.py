@@ -81,19 +81,19 @@ def plan_batches(
         if value is not None and value < 1:
             raise ConfigurationError(f"The {name} is {value}, which is below 1.", hint="Set it to 1 or more.")
     if global_batch is None:
-        each = per_replica or DEFAULT_PER_REPLICA
-        return BatchSizes(micro_batch=each * replicas, accumulation=accumulation or 1, replicas=replicas)
+        batch = per_replica or DEFAULT_PER_REPLICA
+        return BatchSizes(micro_batch=batch * replicas, accumulation=accumulation or 1, replicas=replicas)
     if per_replica is not None:
         what = f"per-replica batch of {per_replica} on {counted(replicas, 'replica')}"
-        found = _divided(global_batch, per_replica * replicas, what)
-        if accumulation not in (None, found):
+        needed = _divided(global_batch, per_replica * replicas, what)
+        if accumulation not in (None, needed):
             raise ConfigurationError(
                 f"The global batch is {global_batch}, but a per-replica batch of {per_replica} on "
                 f"{counted(replicas, 'replica')} with an accumulation of {accumulation} makes "
                 f"{per_replica * replicas * (accumulation or 1)}.",
-                hint=f"Give two of the three. With these batches the accumulation is {found}.",
+                hint=f"Give two of the three. With these batches the accumulation is {needed}.",
             )
-        return BatchSizes(micro_batch=per_replica * replicas, accumulation=found, replicas=replicas)
+        return BatchSizes(micro_batch=per_replica * replicas, accumulation=needed, replicas=replicas)
     accumulation = accumulation or 1
     if uneven:
         micro_batch = _divided(global_batch, accumulation, f"{accumulation} micro-batches")

@@ -68,11 +68,11 @@ def count(text: str) -> int:
 
 
 def _counted(text: str, least: int) -> int:
-    found = parse_count(text)
-    if found is None or found < least:
-        highest = f" and at most {MOST}" if text.isascii() and text.isdigit() and found is None else ""
+    number = parse_count(text)
+    if number is None or number < least:
+        highest = f" and at most {MOST}" if text.isascii() and text.isdigit() and number is None else ""
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not an integer of at least {least}{highest}")
-    return found
+    return number
 
 
 def seconds(text: str) -> float:
@@ -82,12 +82,12 @@ def seconds(text: str) -> float:
         argparse.ArgumentTypeError: the text is no such number.
     """
     try:
-        found = float(text)
+        number = float(text)
     except ValueError:
-        found = math.nan
-    if not 0 < found < math.inf:
+        number = math.nan
+    if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a positive number of seconds")
-    return found
+    return number
 
 
 def flag(name: str) -> str:
@@ -107,15 +107,15 @@ def check(options: Any) -> None:
     Raises:
         ConfigurationError: a number is below its least value, or a word is not allowed.
     """
-    for each in own_fields(type(options)):
-        value, limits = getattr(options, each.name), each.metadata
-        noun = limits["noun"] or each.name.replace("_", " ")
+    for setting in own_fields(type(options)):
+        value, limits = getattr(options, setting.name), setting.metadata
+        noun = limits["noun"] or setting.name.replace("_", " ")
         if limits["words"]:
             check_word(noun, value, limits["words"], near=limits["near"])
         if None not in (value, limits["least"]) and value < limits["least"]:
             raise ConfigurationError(
                 f"The {noun} is {value}, which is below {limits['least']}.",
-                hint=f"Set {flag(each.name)} to {limits['least']} or more.",
+                hint=f"Set {flag(setting.name)} to {limits['least']} or more.",
             )
 
 
@@ -128,16 +128,18 @@ def declare(parser: argparse._ActionsContainer, options: list[Field[Any]]) -> di
         The parser's action for each field's name.
     """
     declared = {}
-    for each in options:
-        many = each.metadata["many"]
-        kind = each.metadata["type"] or (str if many else _KINDS[str(each.type).removesuffix(" | None")])
-        more: dict[str, Any] = {"type": kind, "metavar": each.metadata["metavar"]}
+    for setting in options:
+        many = setting.metadata["many"]
+        kind = setting.metadata["type"] or (
+            str if many else _KINDS[str(setting.type).removesuffix(" | None")]
+        )
+        more: dict[str, Any] = {"type": kind, "metavar": setting.metadata["metavar"]}
         if kind is bool:
             more = {"action": "store_true"}
         if many:
             more["action"] = "append"
-        declared[each.name] = parser.add_argument(
-            flag(each.name), default=argparse.SUPPRESS, help=help_of(each), **more
+        declared[setting.name] = parser.add_argument(
+            flag(setting.name), default=argparse.SUPPRESS, help=help_of(setting), **more
         )
     return declared
 

@@ -19,12 +19,12 @@ def checked_path(name: str, path: str | os.PathLike[str]) -> str:
         ConfigurationError: the value is no path, is empty, contains a NUL character, or is not UTF-8, which
             TensorFlow needs.
     """
-    found: object = path.__fspath__() if isinstance(path, os.PathLike) else path
-    if not isinstance(found, str) or not found or "\0" in found or not _is_utf8(found):
+    text: object = path.__fspath__() if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str) or not text or "\0" in text or not _is_utf8(text):
         raise ConfigurationError(
             f"{name}={path!r} is not a path.", hint=f"set {name} to the path of a folder, in UTF-8"
         )
-    return found
+    return text
 
 
 def _is_utf8(text: str) -> bool:

@@ -59,11 +59,11 @@ def open_regular(path: Place, flags: int = os.O_RDONLY, *, mode: int = 0o666, li
             raise _unsafe(path, os.lstat(path).st_mode) from error
         raise
     try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise _unsafe(path, found.st_mode)
-        if flags & (os.O_WRONLY | os.O_RDWR) and found.st_nlink > 1:
-            raise _linked(path, found.st_nlink)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise _unsafe(path, status.st_mode)
+        if flags & (os.O_WRONLY | os.O_RDWR) and status.st_nlink > 1:
+            raise _linked(path, status.st_nlink)
     except BaseException:
         os.close(descriptor)
         raise
@@ -98,15 +98,15 @@ def unsafe_in(path: Place, *, folder: bool) -> UnsafeFileError | None:
     while waiting:
         path = waiting.pop()
         with contextlib.suppress(OSError):
-            found = os.lstat(path)
-            if stat.S_ISDIR(found.st_mode) and not folder:
-                return _unsafe(path, found.st_mode)
-            if stat.S_ISDIR(found.st_mode):
+            status = os.lstat(path)
+            if stat.S_ISDIR(status.st_mode) and not folder:
+                return _unsafe(path, status.st_mode)
+            if stat.S_ISDIR(status.st_mode):
                 waiting += [os.path.join(path, name) for name in os.listdir(path)]  # noqa: PTH118, PTH208
-            elif not stat.S_ISREG(found.st_mode):
-                return _unsafe(path, found.st_mode)
-            elif found.st_nlink > 1:
-                return _linked(path, found.st_nlink)
+            elif not stat.S_ISREG(status.st_mode):
+                return _unsafe(path, status.st_mode)
+            elif status.st_nlink > 1:
+                return _linked(path, status.st_nlink)
     return None
 
 
@@ -162,10 +162,10 @@ def size(path: Place) -> int:
         UnsafeFileError: it is no regular file.
         OSError: there is none.
     """
-    found = os.lstat(path)
-    if not stat.S_ISREG(found.st_mode):
-        raise _unsafe(path, found.st_mode)
-    return found.st_size
+    status = os.lstat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise _unsafe(path, status.st_mode)
+    return status.st_size
 
 
 def create(path: Place, *, mode: int = 0o666) -> int:

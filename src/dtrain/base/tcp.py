@@ -130,9 +130,9 @@ def source_towards(host: str, port: int) -> str:
     Raises:
         OSError: no route leads there, or the name does not resolve.
     """
-    family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
-        sock.connect(place)  # for UDP, this only chooses the route: nothing is sent
+        sock.connect(address)  # for UDP, this only chooses the route: nothing is sent
         return str(sock.getsockname()[0]).partition("%")[0]
 
 
@@ -260,9 +260,9 @@ def this_process_serves_at(address: str) -> bool:
     """Whether `host:port` is an address of this machine at which this process listens."""
     host, port = split_address(address)
     with contextlib.suppress(OSError):
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][4][0]
-        source = ipaddress.ip_address(source_towards(str(found), port))
-        if source.is_loopback or str(source) == found:
+        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][4][0]
+        source = ipaddress.ip_address(source_towards(str(resolved), port))
+        if source.is_loopback or str(source) == resolved:
             return this_process_listens_on(port)
     return False
 
@@ -273,5 +273,5 @@ def listens(pid: int, ports: Collection[int]) -> bool:
 
     with contextlib.suppress(psutil.Error, OSError):
         sockets = psutil.Process(pid).net_connections("tcp")
-        return any(each.status == psutil.CONN_LISTEN and each.laddr.port in ports for each in sockets)
+        return any(sock.status == psutil.CONN_LISTEN and sock.laddr.port in ports for sock in sockets)
     return False

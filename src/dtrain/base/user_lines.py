@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-_NO_PARTS = tuple(f"src/{each}/" for each in ("backend", "utils", "ops", "trainers"))
+_NO_PARTS = tuple(f"src/{package}/" for package in ("backend", "utils", "ops", "trainers"))
 
 
 def line_of_user(frames: Iterable[Any]) -> str:

@@ -70,13 +70,13 @@ def whole_number(value: Any, name: str, least: int | None = None) -> int:
         ConfigurationError: the value is not an integer, or is less than `least`.
     """
     try:
-        found = value.__index__() if not isinstance(value, bool) else None
+        number = value.__index__() if not isinstance(value, bool) else None
     except AttributeError:
-        found = None
-    if found is None or (least is not None and found < least):
+        number = None
+    if number is None or (least is not None and number < least):
         wanted = "an integer" if least is None else f"an integer of at least {least}"
         raise ConfigurationError(f"{name}={value!r} is not {wanted}.", hint=f"give {name} as {wanted}")
-    return int(found)
+    return int(number)
 
 
 def counted(number: int, noun: str) -> str:

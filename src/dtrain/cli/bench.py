@@ -115,8 +115,8 @@ def _rounds(results: Results, runner: Runner, directory: Path, started: float) -
     for number in range(1, results.asked.rounds + 1):
         # Alternate the order, so that a busy minute of the machine does not hit the same row in each round.
         for outcome in rows if number % 2 else rows[::-1]:
-            each = sum(taken) / len(taken) if taken else _USUAL_SECONDS
-            left = each * (total - len(taken))
+            per_run = sum(taken) / len(taken) if taken else _USUAL_SECONDS
+            left = per_run * (total - len(taken))
             _say(
                 f"{len(taken) + 1} of {total}: {outcome.row.title}"
                 f"{f', round {number}' if results.asked.rounds > 1 else ''}; "
@@ -136,10 +136,10 @@ def _run_row(outcome: RowResult, asked: BenchOptions, runner: Runner, number: in
     from dtrain.bench.measured import UnusableError, read_run
 
     ended = runner.run(outcome.row, number, run_dir)
-    problem, tail, found = ended.problem, ended.tail, None
+    problem, tail, run_data = ended.problem, ended.tail, None
     if not problem:
         try:
-            found = read_run(
+            run_data = read_run(
                 run_dir,
                 seconds=ended.seconds,
                 others=ended.others,
@@ -148,7 +148,7 @@ def _run_row(outcome: RowResult, asked: BenchOptions, runner: Runner, number: in
             )
         except UnusableError as error:
             problem = str(error)
-    outcome.runs.append(found)
+    outcome.runs.append(run_data)
     if problem:
         outcome.problem, outcome.tail, outcome.failed = problem, tail, True
         _say(f"  {outcome.row.title} failed: {problem}")

@@ -48,12 +48,12 @@ def with_config(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> li
     options: list[str] = []
     positional: dict[str, list[str]] = {}
     for key, action, value in _entries(parser, Path(path).expanduser()):
-        found = _as_words(action, value, f"{path}: {key}")
+        texts = _as_words(action, value, f"{path}: {key}")
         if not action.option_strings:
-            positional[action.dest] = found
+            positional[action.dest] = texts
         elif action.dest not in given:
-            options += found
-    missing = [each.dest for each in _positionals(parser)][len(words) :]
+            options += texts
+    missing = [declared.dest for declared in _positionals(parser)][len(words) :]
     # A positional argument needs all earlier ones; if one is missing, the parser names it.
     end = next((number for number, name in enumerate(missing) if name not in positional), len(missing))
     return [*options, *arguments, *(word for name in missing[:end] for word in positional[name])]
@@ -93,23 +93,23 @@ def _positionals(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 def _entries(parser: argparse.ArgumentParser, path: Path) -> list[tuple[str, argparse.Action, Any]]:
     """The keys of the file with the action of each, and its value."""
     own = [action for action in parser._actions if action.dest not in ("help", "config")]
-    names = [each.lstrip("-") for action in own for each in action.option_strings or [action.dest]]
+    names = [option.lstrip("-") for action in own for option in action.option_strings or [action.dest]]
     actions = {
-        each.lstrip("-").replace("-", "_"): action
+        option.lstrip("-").replace("-", "_"): action
         for action in own
-        for each in action.option_strings or [action.dest]
+        for option in action.option_strings or [action.dest]
     }
-    found: dict[str, tuple[str, argparse.Action, Any]] = {}
+    entries: dict[str, tuple[str, argparse.Action, Any]] = {}
     for key, value in _read(path).items():
         action = actions.get(key.replace("-", "_"))
         if action is None:
             raise ConfigurationError(f"{path}: there is no option {key!r}.", hint=known_are(names, key))
-        if action.dest in found:
+        if action.dest in entries:
             raise ConfigurationError(
-                f"{path}: {found[action.dest][0]} and {key} are the same option.", hint="Keep one of them."
+                f"{path}: {entries[action.dest][0]} and {key} are the same option.", hint="Keep one of them."
             )
-        found[action.dest] = key, action, value
-    return list(found.values())
+        entries[action.dest] = key, action, value
+    return list(entries.values())
 
 
 def _read(path: Path) -> Mapping[str, Any]:
@@ -143,9 +143,9 @@ def _as_words(action: argparse.Action, value: Any, place: str) -> list[str]:
             raise _wrong(place, value, "true or false")
         return [flag] if value else []
     if action.nargs == argparse.REMAINDER or isinstance(action, argparse._AppendAction):
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise _wrong(place, value, 'a list of strings, such as ["a", "b"]')
-        return [f"{flag}={each}" for each in value] if flag else value
+        return [f"{flag}={item}" for item in value] if flag else value
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise _wrong(place, value, "one value")
     if isinstance(value, int) and abs(value) > MOST:

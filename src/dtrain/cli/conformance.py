@@ -72,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
     programs = chosen(args.programs, args.limit)
     strategies = _strategies(args.strategies)
     if args.list:
-        for each in programs:
-            print(f"{each.name:34} {each.says}")
+        for program in programs:
+            print(f"{program.name:34} {program.says}")
         return 0
     if (topology := environments.current()) is not None:
         raise ConfigurationError(
@@ -95,8 +95,8 @@ def run(args: argparse.Namespace) -> int:
     results.seconds = time.monotonic() - started
     _write(results, folder)
     print(f"\n{summary_table(results)}\n\n{' and '.join(_NAMES)} are in {folder}")
-    ours = [found.get(DTRAIN, {}) for found in results.verdicts.values()]
-    return 0 if all(each.outcome == SAME for found in ours for each in found.values()) else 1
+    ours = [by_side.get(DTRAIN, {}) for by_side in results.verdicts.values()]
+    return 0 if all(verdict.outcome == SAME for verdicts in ours for verdict in verdicts.values()) else 1
 
 
 def _measure(results: Conformance, runner: ProgramRunner, strategies: list[str], sides: list[str]) -> None:
@@ -104,7 +104,7 @@ def _measure(results: Conformance, runner: ProgramRunner, strategies: list[str],
     from dtrain.conformance.strategy_layouts import REFERENCE, STOCK
     from dtrain.conformance.verdicts import compare
 
-    names = [each.name for each in results.programs]
+    names = [program.name for program in results.programs]
 
     def tell(name: str, answer: ProgramAnswer) -> None:
         if answer.error:
@@ -118,8 +118,13 @@ def _measure(results: Conformance, runner: ProgramRunner, strategies: list[str],
         results.verdicts[strategy] = {}
         for side in sides:
             _say(f"{strategy}, {side}")
-            found = runner.run(strategy, side, [each.name for each in counted], lambda name, answer: None)
-            verdicts = {each.name: compare(each, found[each.name], expected[each.name]) for each in counted}
+            answers = runner.run(
+                strategy, side, [program.name for program in counted], lambda name, answer: None
+            )
+            verdicts = {
+                program.name: compare(program, answers[program.name], expected[program.name])
+                for program in counted
+            }
             results.verdicts[strategy][side] = verdicts
             for name, verdict in verdicts.items():
                 if verdict.reason:

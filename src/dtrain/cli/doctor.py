@@ -73,17 +73,17 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: two arguments exclude each other, or the script does not exist.
     """
-    failed, found = False, []
+    failed, findings = False, []
     for check, finding in _findings(args):
         failed |= finding.status == "fail"
         if args.json:
-            found.append(finding.as_dict(check))
+            findings.append(finding.as_dict(check))
             continue
         print(f"{finding.status:<4}  {check}: {cleaned(finding.found, _LONGEST).rstrip('.')}.", flush=True)
         if finding.remedy:
             print(f"      Remedy: {cleaned(finding.remedy, _LONGEST).rstrip('.')}.", flush=True)
     if args.json:
-        print(json.dumps({"ok": not failed, "findings": found}, indent=2))
+        print(json.dumps({"ok": not failed, "findings": findings}, indent=2))
     return int(failed)
 
 
@@ -93,10 +93,10 @@ def _findings(args: argparse.Namespace) -> Iterator[tuple[str, CheckResult]]:
     if args.job:
         from dtrain.diagnosis.script_job import run_first_steps
 
-        found = run_first_steps(
+        result = run_first_steps(
             command_of(args), workers=args.workers or WORKERS, limit=limit, shown=sys.stderr
         )
-        return iter(found.findings)
+        return iter(result.findings)
     if args.tpu_ready:
         from dtrain.diagnosis.tpu_ready import check_tpu_ready
 
@@ -130,7 +130,7 @@ def _check_arguments(args: argparse.Namespace) -> None:
 
 
 def _seconds(text: str) -> float:
-    found = float(text)
-    if not 0 <= found <= MOST_SECONDS:
+    number = float(text)
+    if not 0 <= number <= MOST_SECONDS:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of seconds up to {MOST_SECONDS:g}")
-    return found
+    return number

@@ -26,8 +26,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the report; returns 0 even if TensorFlow cannot be imported, which the report then states."""
     from dtrain.diagnosis.installation import describe_installation
 
-    found = describe_installation()
-    print(json.dumps(found, indent=2) if args.json else as_text(found))
+    installation = describe_installation()
+    print(json.dumps(installation, indent=2) if args.json else as_text(installation))
     return 0
 
 

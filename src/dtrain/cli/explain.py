@@ -52,18 +52,18 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.is_module:
         check_script(args.script)
-    found = run_first_steps(
+    outcome = run_first_steps(
         command_of(args),
         workers=args.workers or WORKERS,
         limit=args.time_limit or TIME_LIMIT,
         shown=sys.stderr,
         devices_per_worker=args.devices_per_worker,
     )
-    if found.failed:
-        for check, finding in found.findings:
+    if outcome.failed:
+        for check, finding in outcome.findings:
             print(f"{finding.status:<4}  {check}: {cleaned(finding.found, _LONGEST)}.", file=sys.stderr)
         return 1
-    first = found.reports[0]
+    first = outcome.reports[0]
     under = f"{first['strategy']}, {counted(first['replicas'], 'replica')}"
     if "plan" not in first:
         raise ConfigurationError(
@@ -96,9 +96,9 @@ def as_text(plan: dict[str, Any], under: str) -> list[str]:
     if plan["gathered"]:
         lines += ["", "Operations that no rule divides; each replica computes them from all rows:"]
         lines += [
-            f"  {each['operation']} ({cleaned(each['name'], _LONGEST)}, {cleaned(each['line'], _LONGEST)}): "
-            f"{_bytes(each['bytes'])} bytes gathered"
-            for each in plan["gathered"]
+            f"  {op['operation']} ({cleaned(op['name'], _LONGEST)}, {cleaned(op['line'], _LONGEST)}): "
+            f"{_bytes(op['bytes'])} bytes gathered"
+            for op in plan["gathered"]
         ]
     return lines
 
@@ -106,14 +106,14 @@ def as_text(plan: dict[str, Any], under: str) -> list[str]:
 def _table(communications: list[dict[str, Any]]) -> list[str]:
     rows = [
         [
-            str(each["round"]),
-            each["kind"] + (" in a loop or branch" if each["nested"] else ""),
-            _bytes(each["bytes"]),
-            cleaned(each["of"], _LONGEST),
-            cleaned(each["needed_by"], _LONGEST),
-            cleaned(each["line"], _LONGEST),
+            str(communication["round"]),
+            communication["kind"] + (" in a loop or branch" if communication["nested"] else ""),
+            _bytes(communication["bytes"]),
+            cleaned(communication["of"], _LONGEST),
+            cleaned(communication["needed_by"], _LONGEST),
+            cleaned(communication["line"], _LONGEST),
         ]
-        for each in communications
+        for communication in communications
     ]
     return lines_of(["round", "kind", "bytes", "of", "needed by", "line"], rows, width=0, right=(0, 2))
 

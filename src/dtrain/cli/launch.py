@@ -360,15 +360,17 @@ def _launch_on_hosts(command: list[str], args: argparse.Namespace, options: dict
     given = given_options(args, own_fields(HostOptions)) | given_options(args, own_fields(NodeOptions))
     name = "hosts" if "hosts" in given else "hostfile"
     shared = ("nnodes", "nproc_per_node", "join_timeout", "interface")
-    others = [each for each in given if each not in (name, *shared)]
+    others = [key for key in given if key not in (name, *shared)]
     others += ["workers"] if args.workers else []
     if others:
         raise ConfigurationError(
             f"{flag(name)} and {', '.join(map(flag, others))} exclude each other.",
             hint=f"With {flag(name)}, this machine starts the workers of all; leave the others out.",
         )
-    each = given.get("nproc_per_node") or 1
-    slots = parse_hosts(args.hosts, each) if name == "hosts" else read_hostfile(Path(args.hostfile), each)
+    per_node = given.get("nproc_per_node") or 1
+    slots = (
+        parse_hosts(args.hosts, per_node) if name == "hosts" else read_hostfile(Path(args.hostfile), per_node)
+    )
     hosts = SSHHosts(
         slots=slots,
         env=args.env,

@@ -118,10 +118,10 @@ class Parser(argparse.ArgumentParser):
                  for name in action.option_strings]  # fmt: skip
         known = {option.lstrip("-"): option for option in shown}
         elsewhere = [name for name, words in _ELSEWHERE.items() if name in shown and word in words.split()]
-        near = [known[found] for found in difflib.get_close_matches(word, known, n=1)]
+        near = [known[match] for match in difflib.get_close_matches(word, known, n=1)]
         begins = [option for text, option in known.items() if len(word) > 1 and text.startswith(word)]
-        found = elsewhere or ([known[word]] if word in known else begins[:1]) or near
-        return f". Did you mean {found[0]}?" if found else ""
+        meant = elsewhere or ([known[word]] if word in known else begins[:1]) or near
+        return f". Did you mean {meant[0]}?" if meant else ""
 
 
 def _accepts(action: argparse.Action, word: str) -> bool:

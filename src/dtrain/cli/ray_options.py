@@ -35,12 +35,12 @@ def address(text: str) -> str:
 
 def _gpus(text: str) -> float:
     try:
-        found = float(text)
+        number = float(text)
     except ValueError:
-        found = math.nan
-    if not 0 <= found < math.inf:
+        number = math.nan
+    if not 0 <= number < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of GPUs")
-    return found
+    return number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,9 +53,9 @@ def run(args: argparse.Namespace) -> int:
     if Path(args.run_dir[0]).is_dir() or args.output:
         check_output(output)
     runs, failed = _read(args.run_dir)
-    for each in runs:
-        for problem in each.problems:
-            _warn(f"{each.path}: {problem}")
+    for run_data in runs:
+        for problem in run_data.problems:
+            _warn(f"{run_data.path}: {problem}")
     page = render(runs, title=args.title, failed=failed)
     written = write_output(output, page)
     print(clean(f"The report on {_named(runs)} is {output} ({size(written)})."))
@@ -76,7 +76,7 @@ def _read(run_dirs: list[str]) -> tuple[list[RunData], list[tuple[str, str]]]:
     """
     from dtrain.monitor.run_reader import read_run, runs_in
 
-    names = _names([str(run) for each in run_dirs for run in runs_in(Path(each)) or [Path(each)]])
+    names = _names([str(run) for run_dir in run_dirs for run in runs_in(Path(run_dir)) or [Path(run_dir)]])
     runs, failed, errors = [], [], []
     for path, name in names.items():
         try:
@@ -98,7 +98,7 @@ def _read(run_dirs: list[str]) -> tuple[list[RunData], list[tuple[str, str]]]:
 
 def _names(run_dirs: list[str]) -> dict[Path, str]:
     """Each directory once, with its name: the shortest end of its path that no other directory has."""
-    paths = list(dict.fromkeys(Path(os.path.normpath(Path(each).absolute())) for each in run_dirs))
+    paths = list(dict.fromkeys(Path(os.path.normpath(Path(run_dir).absolute())) for run_dir in run_dirs))
     names = {}
     for path in paths:
         length = 1

@@ -45,7 +45,7 @@ def from_slurm(args: argparse.Namespace) -> dict[str, Any]:
             f"{option} is for one machine, and {started}.",
             hint=f"Leave it out, and {instead}. Or start one launcher: srun --ntasks=1.",
         )
-    found: dict[str, Any] = {
+    options: dict[str, Any] = {
         "nnodes": len(step.hosts),
         "node_rank": step.rank,
         "rendezvous": step.addresses[0],
@@ -56,4 +56,4 @@ def from_slurm(args: argparse.Namespace) -> dict[str, Any]:
             hint="Start one launcher on each host (srun --ntasks-per-node=1), which runs a worker for each "
             "GPU; or let Slurm give each its own (srun --gpus-per-task=1).",
         )
-    return {name: value for name, value in found.items() if not hasattr(args, name)}
+    return {name: value for name, value in options.items() if not hasattr(args, name)}

@@ -55,14 +55,14 @@ def as_data(here: dict[str, Feasibility], machine: Machine) -> dict[str, Any]:
     return {
         "strategies": [
             {
-                **{name: getattr(each, name) for name in _SHOWN},
-                "class": each.class_name,
-                "replicas_now": here[each.name].replicas,
-                "here": here[each.name].can,
-                "why": here[each.name].why,
-                "auto": each.name == machine.auto,
+                **{name: getattr(strategy, name) for name in _SHOWN},
+                "class": strategy.class_name,
+                "replicas_now": here[strategy.name].replicas,
+                "here": here[strategy.name].can,
+                "why": here[strategy.name].why,
+                "auto": strategy.name == machine.auto,
             }
-            for each in STRATEGIES.values()
+            for strategy in STRATEGIES.values()
         ],
         "auto": {"strategy": machine.auto, "reason": machine.auto_reason},
         "machine": {
@@ -79,11 +79,17 @@ def as_text(here: dict[str, Feasibility], machine: Machine, *, width: int) -> st
     """Two tables in lines of `width` characters: what this machine can run, and what each strategy is for."""
     gpus = {0: "no GPU", 1: "one GPU"}.get(len(machine.gpus), f"{len(machine.gpus)} GPUs")
     on_this = [
-        _on_this_machine(each, here[each.name], each.name == machine.auto) for each in STRATEGIES.values()
+        _on_this_machine(strategy, here[strategy.name], strategy.name == machine.auto)
+        for strategy in STRATEGIES.values()
     ]
     about = [
-        [each.name, each.purpose, each.updates, *(_plain(text) for text in (each.failure, each.ease))]
-        for each in STRATEGIES.values()
+        [
+            strategy.name,
+            strategy.purpose,
+            strategy.updates,
+            *(_plain(text) for text in (strategy.failure, strategy.ease)),
+        ]
+        for strategy in STRATEGIES.values()
     ]
     return "\n".join(
         [

@@ -160,17 +160,17 @@ def _check_cluster(topology: Topology, args: argparse.Namespace) -> None:
     """Check that the arguments fit the job that this process is already part of."""
     coordinated = topology.is_coordinated
     there = len(topology.jobs.get("worker", ())) if coordinated else topology.world_size
-    found, leave = environments.origin(), environments.how_to_disable()
+    origin, leave = environments.origin(), environments.how_to_disable()
     unset = f", or {leave}" if leave else ""
     if args.workers is not None and not args.workers.fewest <= there <= args.workers.most:
         raise ConfigurationError(
-            f"--workers is {args.workers}, but {found} describes a job of {there}.",
+            f"--workers is {args.workers}, but {origin} describes a job of {there}.",
             hint=f"Leave --workers out where something else has started the processes{unset}.",
         )
     servers = len(topology.jobs.get("ps", ()))
     if getattr(args, "ps", servers) != servers:
         raise ConfigurationError(
-            f"--ps is {args.ps}, but {found} describes a job with {servers} parameter servers.",
+            f"--ps is {args.ps}, but {origin} describes a job with {servers} parameter servers.",
             hint=f"Leave --ps out where something else has started the processes{unset}.",
         )
     for option, value in _given_job_options(args):

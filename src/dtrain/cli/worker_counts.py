@@ -36,16 +36,16 @@ def workers(text: str) -> Workers:
     if not colon:
         most = fewest
     try:
-        found = Workers(positive_integer(most), positive_integer(fewest))
+        counts = Workers(positive_integer(most), positive_integer(fewest))
     except argparse.ArgumentTypeError as error:
         if not colon:
             raise
         raise argparse.ArgumentTypeError(f"{text!r} is not MIN:MAX: {error}") from None
-    if found.most > MOST_TASKS:
+    if counts.most > MOST_TASKS:
         raise argparse.ArgumentTypeError(f"a job has at most {MOST_TASKS} workers")
-    if found.fewest > found.most:
+    if counts.fewest > counts.most:
         raise argparse.ArgumentTypeError(f"{text!r} is not MIN:MAX: {fewest} is more than {most}")
-    return found
+    return counts
 
 
 def auto_seconds(text: str) -> float | None:

@@ -152,11 +152,11 @@ class Calls(abc.ABC):
             PeerMismatchError, PeerMissingError: as `sum`.
         """
         with self._lock:
-            found = fresh(value.shape, value.dtype)
-            np.copyto(found, value)
-            self._barrier(self._in_operation(_BROADCAST), found.nbytes)
-            self._send_first(raw(found))
-            return found
+            result = fresh(value.shape, value.dtype)
+            np.copyto(result, value)
+            self._barrier(self._in_operation(_BROADCAST), result.nbytes)
+            self._send_first(raw(result))
+            return result
 
     def _in_operation(self, kind: int) -> int:
         """A kind of call, with the number of the operation in which it is made."""
@@ -182,7 +182,7 @@ class Calls(abc.ABC):
         begun = time.perf_counter()
         everyone = self._from_all(np.array([kind, size], np.int64))
         self.waited += time.perf_counter() - begun
-        self._compare([each.tolist() for each in everyone])
+        self._compare([header.tolist() for header in everyone])
 
     def _barrier_with(self, kind: int, value: np.ndarray) -> list[np.ndarray]:
         """As `_barrier`, and exchanges vectors of up to `WHOLE_BYTES` bytes.
@@ -206,9 +206,11 @@ class Calls(abc.ABC):
 
     def _from_all(self, mine: np.ndarray) -> list[np.ndarray]:
         """Exchanges arrays of one shape and dtype; returns those of all workers, by worker."""
-        found = [mine if r == self.rank else np.empty_like(mine) for r in range(self.size)]
-        self._swap(self._for_others([raw(mine)] * self.size), self._for_others([raw(each) for each in found]))
-        return found
+        values = [mine if r == self.rank else np.empty_like(mine) for r in range(self.size)]
+        self._swap(
+            self._for_others([raw(mine)] * self.size), self._for_others([raw(value) for value in values])
+        )
+        return values
 
     def _for_others(self, each: list[np.ndarray]) -> Parts:
         """Replaces this worker's entry in a list by worker with None."""
@@ -216,12 +218,12 @@ class Calls(abc.ABC):
 
     def _rows(self, value: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Gathers the rows of all workers; `rows` is the number of rows of each worker."""
-        found = fresh((int(rows.sum()), *value.shape[1:]), value.dtype)
+        gathered = fresh((int(rows.sum()), *value.shape[1:]), value.dtype)
         ends = np.cumsum(rows)
-        places = [raw(found[end - count : end]) for end, count in zip(ends, rows, strict=True)]
+        places = [raw(gathered[end - count : end]) for end, count in zip(ends, rows, strict=True)]
         places[self.rank][:] = raw(value)
         self._swap(self._for_others([raw(value)] * self.size), self._for_others(places))
-        return found
+        return gathered
 
     def _reduce_by_parts(self, vectors: Sequence[Vector]) -> None:
         """All-reduces by parts: each worker sums one part of all workers' vectors, and sends the sum to all.
@@ -229,18 +231,18 @@ class Calls(abc.ABC):
         The terms are added in the workers' order. No vector is copied as a whole. The messages of all vectors
         follow each other: to wait for a reply takes longer than to send a short vector.
         """
-        pairs = [(each, _parts_of(len(each.value), self.size)) for each in vectors]
-        terms = self._terms([each.value[parts[self.rank]] for each, parts in pairs])
-        sums = [each.total[parts[self.rank]] for each, parts in pairs]
+        pairs = [(vector, _parts_of(len(vector.value), self.size)) for vector in vectors]
+        terms = self._terms([vector.value[parts[self.rank]] for vector, parts in pairs])
+        sums = [vector.total[parts[self.rank]] for vector, parts in pairs]
         self._swap_all(
-            [self._for_others([raw(each.value[part]) for part in parts]) for each, parts in pairs],
+            [self._for_others([raw(vector.value[part]) for part in parts]) for vector, parts in pairs],
             [self._for_others([raw(term) for term in by_worker]) for by_worker in terms],
         )
         for by_worker, total in zip(terms, sums, strict=True):
             self._sum_of(by_worker, total)
         self._swap_all(
             [self._for_others([raw(total)] * self.size) for total in sums],
-            [self._for_others([raw(each.total[part]) for part in parts]) for each, parts in pairs],
+            [self._for_others([raw(vector.total[part]) for part in parts]) for vector, parts in pairs],
         )
 
     def _terms(self, mine: list[np.ndarray]) -> list[list[np.ndarray]]:
@@ -248,17 +250,17 @@ class Calls(abc.ABC):
         needed = (self.size - 1) * sum(_aligned(own.nbytes) for own in mine)
         if self._scratch.nbytes < needed:
             self._scratch = np.empty(needed, np.uint8)
-        found: list[list[np.ndarray]] = []
+        terms: list[list[np.ndarray]] = []
         begin = 0
         for own in mine:
-            found.append([])
+            terms.append([])
             for r in range(self.size):
                 if r == self.rank:
-                    found[-1].append(own)
+                    terms[-1].append(own)
                     continue
-                found[-1].append(self._scratch[begin : begin + own.nbytes].view(own.dtype))
+                terms[-1].append(self._scratch[begin : begin + own.nbytes].view(own.dtype))
                 begin += _aligned(own.nbytes)
-        return found
+        return terms
 
     @staticmethod
     def _sum_of(terms: list[np.ndarray], total: np.ndarray) -> None:
@@ -276,7 +278,7 @@ class Calls(abc.ABC):
             PeerMismatchError: the calls differ; an `OperationMismatchError` if the operations do.
         """
         first = everyone[0]
-        if all(each == first for each in everyone):
+        if all(header == first for header in everyone):
             return
         if any(kind >> _OPERATION != first[0] >> _OPERATION for kind, _ in everyone):
             self.explain()
@@ -307,9 +309,9 @@ def _in_groups(vectors: Sequence[Vector]) -> Iterator[list[Vector]]:
     """Splits vectors, in their order, into groups of at least `_TOGETHER_BYTES`; the last may be smaller."""
     group: list[Vector] = []
     size = 0
-    for each in vectors:
-        group.append(each)
-        size += each.value.nbytes
+    for vector in vectors:
+        group.append(vector)
+        size += vector.value.nbytes
         if size >= _TOGETHER_BYTES:
             yield group
             group, size = [], 0
@@ -320,7 +322,7 @@ def _in_groups(vectors: Sequence[Vector]) -> Iterator[list[Vector]]:
 def _parts_of(length: int, size: int) -> list[slice]:
     """The part of a vector that each worker sums, by worker."""
     bounds = [length * r // size for r in range(size + 1)]
-    return [slice(*each) for each in itertools.pairwise(bounds)]
+    return [slice(*ends) for ends in itertools.pairwise(bounds)]
 
 
 def _aligned(size: int) -> int:

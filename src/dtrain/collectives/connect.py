@@ -78,16 +78,16 @@ def connect_all(
         PeerMissingError: on all workers, if any two of them could not be connected; or a worker is lost.
     """
     nonce = secrets.token_bytes(SIZE)
-    found: dict[int, socket.socket] = {}
+    sockets: dict[int, socket.socket] = {}
     with contextlib.ExitStack() as stack:
-        stack.callback(_close_all, found)
+        stack.callback(_close_all, sockets)
         listeners = _listen(stack, host)
         where = {"host": host, "machine": machine(), **{kind: name for kind, (name, _) in listeners.items()}}
         received = exchange(layout, (where, nonce if layout.worker == 0 else None))
         shared, nonce = job_secret(), received[0][1]
         # Without a job secret, the only secret is a random number, which travels in the clear.
         secret = Secret(nonce, "worker 0") if shared is None else shared.derive("transport", nonce)
-        stop = _accept([sock for _, sock in listeners.values()], secret, layout, found, clock)
+        stop = _accept([sock for _, sock in listeners.values()], secret, layout, sockets, clock)
         stack.callback(stop)
         problem = ""
         for other in range(layout.worker):
@@ -96,10 +96,10 @@ def connect_all(
                 address = f"{received[other][0]['host']}:{received[other][0]['port']}"
                 problem = f"worker {layout.worker} could not connect to worker {other} at {address}"
                 break
-            found[other] = sock
+            sockets[other] = sock
         # A worker that sends its result has the proofs of all to which it connects. So when all results have
         # come, all workers with higher numbers are connected.
-        problems = [each for each in exchange(layout, problem) if each]
+        problems = [text for text in exchange(layout, problem) if text]
         stop()
         if problems:
             raise PeerMissingError(
@@ -108,8 +108,8 @@ def connect_all(
                 hint="let the workers reach each other on all ports above 1023 (a firewall, perhaps); in a "
                 'network that you trust, communication="tensorflow" takes the ports of TF_CONFIG',
             )
-        connected = {**found}
-        found.clear()
+        connected = {**sockets}
+        sockets.clear()
     return connected
 
 

@@ -68,12 +68,12 @@ class CallOperations:
         # The small ones first: they are exchanged together with a large one that follows.
         with tf.device("CPU:0"):
             given = [*map(_packed, small), *(values[i] for i in groups.large)]
-        found = iter(self._operation(self._sums, given) if given else ())
+        results = iter(self._operation(self._sums, given) if given else ())
         totals = groups.empty
         with tf.device("CPU:0"):
-            for numbers, each in zip(groups.small, small, strict=True):
-                totals.update(zip(numbers, _unpacked(next(found), each), strict=True))
-        totals.update(zip(groups.large, found, strict=True))
+            for numbers, tensors in zip(groups.small, small, strict=True):
+                totals.update(zip(numbers, _unpacked(next(results), tensors), strict=True))
+        totals.update(zip(groups.large, results, strict=True))
         for i, value in enumerate(values):
             totals[i].set_shape(value.shape)
         return [totals[i] for i in range(len(values))]
@@ -90,23 +90,23 @@ class CallOperations:
                     f"Values of {value.dtype.name} cannot be gathered from several workers.",
                     hint="gather numbers or text",
                 )
-        found = self._operation(self._gather, values)
-        for each, value in zip(found, values, strict=True):
-            each.set_shape(tf.TensorShape([None]).concatenate(value.shape[1:]))
-        return found
+        gathered = self._operation(self._gather, values)
+        for tensor, value in zip(gathered, values, strict=True):
+            tensor.set_shape(tf.TensorShape([None]).concatenate(value.shape[1:]))
+        return gathered
 
     def broadcast(self, value: Any) -> Any:
         """Returns the first worker's value of a tensor."""
-        (found,) = self._operation(self._broadcast, [value])
-        found.set_shape(value.shape)
-        return found
+        (result,) = self._operation(self._broadcast, [value])
+        result.set_shape(value.shape)
+        return result
 
     def _counted(self, call: Callable[..., list[np.ndarray]]) -> Callable[..., list[np.ndarray]]:
         def run(*arrays: np.ndarray) -> list[np.ndarray]:
             begun = time.perf_counter()
-            found = call(*arrays)
+            results = call(*arrays)
             self._seconds += time.perf_counter() - begun
-            return found
+            return results
 
         return run
 
@@ -115,10 +115,10 @@ class CallOperations:
         with upstream_tf.not_recording(), tf.device("CPU:0"):
             before = self._token.read_value()
             with tf.control_dependencies([before]):
-                found = function(values, kinds)
-            with tf.control_dependencies(found):
+                results = function(values, kinds)
+            with tf.control_dependencies(results):
                 self._token.assign(before, read_value=False)
-        return list(found)
+        return list(results)
 
 
 def _gathered(calls: Calls, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -130,16 +130,19 @@ def _gathered(calls: Calls, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
             sent += [lengths, np.frombuffer(b"".join(array.flat), np.uint8)]
         else:
             sent.append(array)
-    found = iter(calls.gather(sent))
-    return [_texts(next(found), next(found)) if array.dtype == object else next(found) for array in arrays]
+    gathered = iter(calls.gather(sent))
+    return [
+        _texts(next(gathered), next(gathered)) if array.dtype == object else next(gathered)
+        for array in arrays
+    ]
 
 
 def _texts(lengths: np.ndarray, joined: np.ndarray) -> np.ndarray:
     """The texts of the given numbers of bytes, which follow each other."""
     whole, ends = joined.tobytes(), np.cumsum(lengths)
-    found = np.empty(lengths.size, object)
-    found[:] = [whole[end - length : end] for length, end in zip(lengths.flat, ends, strict=True)]
-    return found.reshape(lengths.shape)
+    texts = np.empty(lengths.size, object)
+    texts[:] = [whole[end - length : end] for length, end in zip(lengths.flat, ends, strict=True)]
+    return texts.reshape(lengths.shape)
 
 
 def buckets(tensors: Sequence[Any]) -> list[list[int]]:
@@ -155,20 +158,20 @@ def buckets(tensors: Sequence[Any]) -> list[list[int]]:
     Returns:
         The groups in the order of their all-reduces, each a list of numbers of tensors in ascending order.
     """
-    found: list[list[int]] = []
+    bucketed: list[list[int]] = []
     groups = TensorGroups(tensors)
     free = 0
     for i in reversed(groups.large):
         size = (tensors[i].shape.num_elements() or BUCKET) * tensors[i].dtype.size
         if size > free:
-            found.append([])
+            bucketed.append([])
             free = BUCKET
-        found[-1].insert(0, i)
+        bucketed[-1].insert(0, i)
         free -= size
     rest = sorted({*range(len(tensors))}.difference(groups.large))
-    if found and rest and found[-1][0] < rest[0]:
-        rest = sorted([*found.pop(), *rest])
-    return [*found, rest] if rest else found
+    if bucketed and rest and bucketed[-1][0] < rest[0]:
+        rest = sorted([*bucketed.pop(), *rest])
+    return [*bucketed, rest] if rest else bucketed
 
 
 class TensorGroups:

@@ -68,17 +68,17 @@ class MPI(Transport):
 
     def problem(self, facts: Sequence[Facts]) -> str:
         """Why the job cannot use MPI."""
-        starts = [each.own[self.name] for each in facts]
+        starts = [worker_facts.own[self.name] for worker_facts in facts]
         if not any(start["size"] for start in starts):
             return NOT_STARTED
-        for worker, (each, start) in enumerate(zip(facts, starts, strict=True)):
+        for worker, (worker_facts, start) in enumerate(zip(facts, starts, strict=True)):
             if start["size"] != len(facts):
-                found = f"one that started {start['size']}" if start["size"] else "none"
+                report = f"one that started {start['size']}" if start["size"] else "none"
                 return (
-                    f"the job has {len(facts)} workers, and worker {worker} reports of MPI starters {found}"
+                    f"the job has {len(facts)} workers, and worker {worker} reports of MPI starters {report}"
                 )
-            if each.replicas > 1:
-                return f"worker {worker} has {each.replicas} replicas, and over MPI a worker has one"
+            if worker_facts.replicas > 1:
+                return f"worker {worker} has {worker_facts.replicas} replicas, and over MPI a worker has one"
             if start["problem"]:
                 return f"worker {worker} cannot use MPI: {start['problem']}"
         return ""
@@ -91,8 +91,11 @@ class MPI(Transport):
         """
         problems = exchange(layout, mpi_start.problem())
         return [
-            replace(each, own={**each.own, self.name: {**each.own[self.name], "problem": found}})
-            for each, found in zip(facts, problems, strict=True)
+            replace(
+                worker_facts,
+                own={**worker_facts.own, self.name: {**worker_facts.own[self.name], "problem": problem}},
+            )
+            for worker_facts, problem in zip(facts, problems, strict=True)
         ]
 
     def connect(
@@ -162,7 +165,7 @@ class MPICalls(Calls):
         self._messages_of_all(kind, value.nbytes, value.view(np.uint8))
         self.waited += time.perf_counter() - begun
         self._compare([header.tolist() for header in self._headers])
-        return [found[: value.nbytes].view(value.dtype) for found in self._values]
+        return [received[: value.nbytes].view(value.dtype) for received in self._values]
 
     def _messages_of_all(self, kind: int, size: int, value: np.ndarray) -> None:
         """Exchanges headers (kind and size of the call) and the bytes of a value with every worker."""
@@ -202,10 +205,10 @@ class MPICalls(Calls):
                     raise
 
     def _all_reduce(self, vectors: Sequence[Vector]) -> None:
-        by_parts = [each for each in vectors if self._goes_by_parts(each.value)]
-        whole = [each for each in vectors if not self._goes_by_parts(each.value)]
+        by_parts = [vector for vector in vectors if self._goes_by_parts(vector.value)]
+        whole = [vector for vector in vectors if not self._goes_by_parts(vector.value)]
         if whole:
-            requests = [self._world.Iallreduce(each.value, each.total) for each in whole]
+            requests = [self._world.Iallreduce(vector.value, vector.total) for vector in whole]
             self._wait_for(lambda: self._request.Testall(requests), _SENDING_SECONDS)
         if by_parts:
             self._reduce_by_parts(by_parts)
@@ -221,8 +224,8 @@ class MPICalls(Calls):
 
     def _swap_all(self, out: Sequence[Parts], into: Sequence[Parts]) -> None:
         world = self._world
-        places = [(r, place) for each in into for r, place in enumerate(each) if place is not None]
-        parts = [(r, part) for each in out for r, part in enumerate(each) if part is not None]
+        places = [(r, place) for by_worker in into for r, place in enumerate(by_worker) if place is not None]
+        parts = [(r, part) for by_worker in out for r, part in enumerate(by_worker) if part is not None]
         requests = [world.Irecv(place, r, 0) for r, place in places]
         requests += [world.Isend(part, r, 0) for r, part in parts]
         self._wait_for(lambda: self._request.Testall(requests), _SENDING_SECONDS)

@@ -34,7 +34,7 @@ class NCCL(Transport):
 
     def reason(self, facts: Sequence[Facts]) -> str:
         """Chosen if all replicas are on GPUs."""
-        return "all replicas are on GPUs" if all(each.gpus for each in facts) else ""
+        return "all replicas are on GPUs" if all(worker_facts.gpus for worker_facts in facts) else ""
 
     def connect(
         self, layout: ReplicaLayout, topology: Topology, facts: Sequence[Facts]

@@ -40,10 +40,10 @@ class Ring(Transport):
         Raises:
             PeerMissingError: two workers could not be connected, or a worker is lost.
         """
-        if any(each.gpus or each.replicas > 1 for each in facts):
+        if any(worker_facts.gpus or worker_facts.replicas > 1 for worker_facts in facts):
             return None, ""
         sockets = connect_all(layout, split_address(topology.address)[0])
-        kinds = sorted({"local" if each.family == socket.AF_UNIX else "TCP" for each in sockets.values()})
+        kinds = sorted({"local" if sock.family == socket.AF_UNIX else "TCP" for sock in sockets.values()})
         calls = SocketCalls(layout.worker, sockets, check=peers.check)
         return calls, f"sockets ({' and '.join(kinds)})"
 
@@ -87,12 +87,14 @@ class SocketCalls(Calls):
         header = np.array([kind, value.nbytes], np.int64)
         message = np.concatenate([raw(header), raw(value)])
         headers = [header if r == self.rank else np.empty_like(header) for r in range(self.size)]
-        self._swap(self._for_others([message] * self.size), self._for_others([raw(each) for each in headers]))
-        self._compare([each.tolist() for each in headers])
-        found = [value if r == self.rank else np.empty_like(value) for r in range(self.size)]
-        self._swap([None] * self.size, self._for_others([raw(each) for each in found]))
+        self._swap(
+            self._for_others([message] * self.size), self._for_others([raw(received) for received in headers])
+        )
+        self._compare([received.tolist() for received in headers])
+        values = [value if r == self.rank else np.empty_like(value) for r in range(self.size)]
+        self._swap([None] * self.size, self._for_others([raw(received) for received in values]))
         self.waited += self._clock.now() - begun
-        return found
+        return values
 
     def _swap(self, out: Parts, into: Parts) -> None:
         self._swap_all([out], [into])
@@ -151,12 +153,12 @@ class SocketCalls(Calls):
 
 def _by_peer(parts: Sequence[Parts]) -> dict[int, list[memoryview]]:
     """The bytes of several lists of parts by worker, in their order; workers without bytes are left out."""
-    found: dict[int, list[memoryview]] = {}
-    for each in parts:
-        for r, part in enumerate(each):
+    by_peer: dict[int, list[memoryview]] = {}
+    for by_worker in parts:
+        for r, part in enumerate(by_worker):
             if part is not None and part.size:
-                found.setdefault(r, []).append(part.data)
-    return found
+                by_peer.setdefault(r, []).append(part.data)
+    return by_peer
 
 
 def _remove(parts: dict[int, list[memoryview]], worker: int, size: int) -> None:

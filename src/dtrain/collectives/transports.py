@@ -32,7 +32,9 @@ from dtrain.upstream import tensorflow as upstream_tf
 AUTO = "auto"
 """The name that leaves the choice to dtrain."""
 
-TRANSPORTS: dict[str, Transport] = {each.name: each for each in (NCCL(), MPI(), TensorFlowRing(), Ring())}
+TRANSPORTS: dict[str, Transport] = {
+    transport.name: transport for transport in (NCCL(), MPI(), TensorFlowRing(), Ring())
+}
 """The transports by name; "auto" chooses the first that has a reason, or the last."""
 
 
@@ -90,18 +92,18 @@ def choose(facts: Sequence[Facts]) -> tuple[str, str]:
         PeerMismatchError: the workers were asked for different transports.
         ConfigurationError, MPIError: a transport was asked for that cannot be used.
     """
-    if len({each.asked for each in facts}) > 1:
-        given = ", ".join(f"{each.asked} (worker {i})" for i, each in enumerate(facts))
+    if len({worker_facts.asked for worker_facts in facts}) > 1:
+        given = ", ".join(f"{worker_facts.asked} (worker {i})" for i, worker_facts in enumerate(facts))
         raise PeerMismatchError(
             f"The workers were given different values of communication: {given}.",
             hint="give all of them the same value, or none",
         )
     wanted = facts[0].asked
     if wanted == AUTO:
-        for name, each in TRANSPORTS.items():
-            if why := each.reason(facts):
+        for name, transport in TRANSPORTS.items():
+            if why := transport.reason(facts):
                 return name, why
-        problems = (each.problem(facts) for each in TRANSPORTS.values())
+        problems = (transport.problem(facts) for transport in TRANSPORTS.values())
         return name, next(filter(None, problems), "nothing else was found")
     problem = TRANSPORTS[wanted].problem(facts)
     if problem:
@@ -123,8 +125,8 @@ def overlaps(facts: Sequence[Facts], hosts: Sequence[str]) -> bool:
     if facts[0].overlap is not None:
         return facts[0].overlap
     for host in {*hosts}:
-        there = [each for each, other in zip(facts, hosts, strict=True) if other == host]
-        if len({core for each in there for core in each.cores}) <= len(there):
+        there = [worker_facts for worker_facts, other in zip(facts, hosts, strict=True) if other == host]
+        if len({core for worker_facts in there for core in worker_facts.cores}) <= len(there):
             return False
     return True
 
@@ -150,7 +152,7 @@ def connect(
     if layout.workers == 1 or topology is None:
         name = "nccl" if gpus else "ring"
         return Communication(name=name, reason="there is one worker", library=tensorflow), None
-    own = {name: each.own_facts() for name, each in TRANSPORTS.items()}
+    own = {name: transport.own_facts() for name, transport in TRANSPORTS.items()}
     mine = Facts(
         asked=asked,
         gpus=gpus,

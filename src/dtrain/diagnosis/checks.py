@@ -63,10 +63,10 @@ def run_checks(
                 for finding in check(context):
                     yield name, finding
             except Exception as error:
-                found = f"the check itself failed: {type(error).__name__}: {error}"
+                problem = f"the check itself failed: {type(error).__name__}: {error}"
                 yield (
                     name,
-                    CheckResult(status="fail", found=found, remedy="report it, with `dtrain env --json`"),
+                    CheckResult(status="fail", found=problem, remedy="report it, with `dtrain env --json`"),
                 )
 
 

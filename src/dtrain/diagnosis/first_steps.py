@@ -108,7 +108,7 @@ def _surroundings() -> dict[str, Any]:
         "strategy": type(strategy).__name__.lstrip("_"),
         "replicas": strategy.num_replicas_in_sync,
         "workers": 1 if layout is None else layout.workers,
-        "devices": [":".join(each.rsplit(":", 2)[-2:]) for each in _devices(strategy)],
+        "devices": [":".join(device.rsplit(":", 2)[-2:]) for device in _devices(strategy)],
         "transport": f"{chosen.name} ({chosen.library}): {chosen.reason}" if chosen is not None else "",
     }
 
@@ -116,10 +116,10 @@ def _surroundings() -> dict[str, Any]:
 def _devices(strategy: Any) -> list[str]:
     import tensorflow as tf
 
-    found: list[str] = []
+    devices: list[str] = []
     with contextlib.suppress(AttributeError, RuntimeError):  # the default strategy names no devices
-        found = list(strategy.extended.worker_devices)
-    return found or [each.name for each in tf.config.list_logical_devices()]
+        devices = list(strategy.extended.worker_devices)
+    return devices or [device.name for device in tf.config.list_logical_devices()]
 
 
 def _await_workers() -> None:

@@ -41,7 +41,7 @@ def check_names(context: CheckContext) -> Iterator[CheckResult]:
     for task in topology.tasks() if topology else ():
         host = split_address(topology.address_of(task))[0] if topology else ""
         try:
-            found = _addresses(host)
+            addresses = _addresses(host)
         except OSError as error:
             yield CheckResult(
                 status="fail",
@@ -49,7 +49,7 @@ def check_names(context: CheckContext) -> Iterator[CheckResult]:
                 remedy="write the IP address into TF_CONFIG, or add the name to DNS or /etc/hosts here",
             )
         else:
-            yield CheckResult(status="ok", found=f"{task}: {host} is {', '.join(sorted(found))}")
+            yield CheckResult(status="ok", found=f"{task}: {host} is {', '.join(sorted(addresses))}")
 
 
 def check_own_address(context: CheckContext) -> Iterator[CheckResult]:
@@ -123,13 +123,13 @@ def check_shared_memory(context: CheckContext) -> Iterator[CheckResult]:
 def check_tensorflow(context: CheckContext) -> Iterator[CheckResult]:
     """TensorFlow and Keras can be imported, and their versions are supported."""
     try:
-        found = probe_devices(PROBE_SECONDS)
+        probed = probe_devices(PROBE_SECONDS)
     except DtrainError as error:
         yield CheckResult(status="fail", found=error.message.rstrip("."), remedy=error.hint or "")
         return
-    gpus = len(found["gpus"])
+    gpus = len(probed["gpus"])
     yield CheckResult(
-        status="ok", found=f"TensorFlow {found['tensorflow']}, Keras {found['keras']}, {gpus or 'no'} GPUs"
+        status="ok", found=f"TensorFlow {probed['tensorflow']}, Keras {probed['keras']}, {gpus or 'no'} GPUs"
     )
     if gpus and not nccl_version():
         yield CheckResult(
@@ -161,7 +161,7 @@ def _is_stored(package: str) -> bool:
 
 
 def _addresses(host: str) -> set[str]:
-    return {str(each[4][0]) for each in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    return {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
 
 
 def _is_here(topology: Topology, task: Task) -> bool:
@@ -189,9 +189,9 @@ def _used_by(port: int) -> str:
     import psutil
 
     try:
-        for each in psutil.net_connections("tcp"):
-            if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid:
-                return f" by process {each.pid} ({psutil.Process(each.pid).name()})"
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+                return f" by process {connection.pid} ({psutil.Process(connection.pid).name()})"
     except (psutil.Error, OSError):
         pass
     return ""

@@ -53,7 +53,7 @@ def describe_installation(probe_seconds: float = PROBE_SECONDS) -> dict[str, Any
             "problem": problem,
             "auto": probed.get("auto"),
         },
-        "libraries": {name: found for name in (*_LIBRARIES, *_NCCL) if (found := _version(name))},
+        "libraries": {name: version for name in (*_LIBRARIES, *_NCCL) if (version := _version(name))},
         "system": {
             "platform": platform.platform(),
             "processor": processor_name(),
@@ -63,7 +63,7 @@ def describe_installation(probe_seconds: float = PROBE_SECONDS) -> dict[str, Any
         },
         "gpus": probed.get("gpus", []),
         "transports": _transports(probed),
-        "environments": [each.name for each in detected_job.found()],
+        "environments": [environment.name for environment in detected_job.found()],
         "schedulers": shown_variables.schedulers(),
         "variables": shown_variables.shown_variables(),
     }

@@ -73,9 +73,9 @@ def check_same_versions(context: CheckContext) -> Iterator[CheckResult]:
         theirs = peer.facts.get("versions")
         if not isinstance(theirs, dict):
             theirs = {}
-        different = [each for each in mine if theirs.get(each) != mine[each]]
+        different = [package for package in mine if theirs.get(package) != mine[package]]
         differences = ", ".join(
-            f"{each} {theirs.get(each) or 'missing'} (here {mine[each]})" for each in different
+            f"{package} {theirs.get(package) or 'missing'} (here {mine[package]})" for package in different
         )
         if different:
             remedy = "install the same versions on all hosts, from one list (pip freeze, pip install -r)"
@@ -88,25 +88,27 @@ def check_clocks(context: CheckContext) -> Iterator[CheckResult]:
     """The hosts' clocks agree; otherwise the times in files and logs mislead."""
     for name, peer in context.reached().items():
         apart = abs(peer.clock)
-        found = (
+        difference = (
             f"the clock of {name} is {apart:.3f} s {'ahead of' if peer.clock > 0 else 'behind'} this host's"
         )
         if apart < _CLOCK_WARN:
-            yield CheckResult(status="ok", found=found)
+            yield CheckResult(status="ok", found=difference)
         else:
             status: Any = "fail" if apart >= _CLOCK_FAIL else "warn"
-            yield CheckResult(status=status, found=found, remedy="set both by NTP (timedatectl set-ntp true)")
+            yield CheckResult(
+                status=status, found=difference, remedy="set both by NTP (timedatectl set-ntp true)"
+            )
 
 
 def check_network(context: CheckContext) -> Iterator[CheckResult]:
     """Latency and bandwidth over TCP are sufficient; they limit how fast a step can be."""
     for name, peer in context.reached().items():
-        found = f"to {name}: {peer.latency * 1e3:.2f} ms one way, {peer.bandwidth / 1e9:.2f} Gbit/s"
+        speed = f"to {name}: {peer.latency * 1e3:.2f} ms one way, {peer.bandwidth / 1e9:.2f} Gbit/s"
         if peer.latency > _LATENCY or peer.bandwidth < _BANDWIDTH:
             remedy = "gradients will take long; use a faster network, or gradient accumulation or local SGD"
-            yield CheckResult(status="warn", found=found, remedy=remedy)
+            yield CheckResult(status="warn", found=speed, remedy=remedy)
         else:
-            yield CheckResult(status="ok", found=found)
+            yield CheckResult(status="ok", found=speed)
 
 
 def check_checkpoint_directory(context: CheckContext) -> Iterator[CheckResult]:

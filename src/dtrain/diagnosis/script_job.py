@@ -88,8 +88,8 @@ def run_first_steps(
         log.seek(0)
         lines = log.read().splitlines()
         reports = _reports(Path(folder))
-        found = list(_judged(reports, status, limit if late.is_set() else None, workers, lines))
-        result = FirstSteps(found, [each for each in reports if each["steps"]])
+        findings = list(_judged(reports, status, limit if late.is_set() else None, workers, lines))
+        result = FirstSteps(findings, [report for report in reports if report["steps"]])
         if result.failed:
             shown.writelines(f"{line}\n" for line in lines[-_SHOWN:])
             shown.flush()
@@ -128,7 +128,7 @@ def _time_limit(limit: float) -> Iterator[threading.Event]:
 
 
 def _reports(folder: Path) -> list[Report]:
-    return [json.loads(each.read_text(encoding="utf-8")) for each in sorted(folder.glob("[!.]*.json"))]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("[!.]*.json"))]
 
 
 def _judged(
@@ -143,8 +143,10 @@ def _judged(
         workers: the number of processes.
         lines: the output of the job.
     """
-    failed = sorted((each for each in reports if "error" in each), key=lambda each: each["lost_peer"])
-    steps = min((each["steps"] for each in reports), default=0) if len(reports) == workers else 0
+    failed = sorted(
+        (report for report in reports if "error" in report), key=lambda report: report["lost_peer"]
+    )
+    steps = min((report["steps"] for report in reports), default=0) if len(reports) == workers else 0
     if limit is not None:
         yield "job", _too_late(reports, limit, workers)
     elif failed and not failed[0]["lost_peer"]:
@@ -166,7 +168,7 @@ def _judged(
         early = "" if steps >= STEPS else "; then the script ended by itself"
         made = f"{counted(workers, 'worker')} made {counted(steps, 'step')} each{early}"
         yield "job", CheckResult(status="ok", found=made)
-    trained = [each for each in reports if each["steps"]]
+    trained = [report for report in reports if report["steps"]]
     if trained and not failed:
         yield from _seen(trained, workers)
 
@@ -206,12 +208,14 @@ def _seen(reports: Sequence[Report], workers: int) -> Iterator[tuple[str, CheckR
         )
     else:
         yield "strategy", CheckResult(status="ok", found=under)
-    devices = "; ".join(f"{each['task']}: {', '.join(each['devices'])}" for each in reports)
+    devices = "; ".join(f"{report['task']}: {', '.join(report['devices'])}" for report in reports)
     yield "devices", CheckResult(status="ok", found=devices)
     if first["transport"]:
         yield "transport", CheckResult(status="ok", found=first["transport"])
     slowest = max(
-        (each for each in reports if "seconds" in each), key=lambda each: each["seconds"], default=None
+        (report for report in reports if "seconds" in report),
+        key=lambda report: report["seconds"],
+        default=None,
     )
     if slowest is not None:
         traced = "" if slowest["usual"] else ", with tracing and compiling"

@@ -110,7 +110,7 @@ def _shapes_that_differ(read: ReadBatches) -> Iterator[CheckResult]:
 
 
 def _batch_is_unknown(spec: Any) -> bool:
-    shapes = [getattr(each, "shape", None) for each in tf.nest.flatten(spec)]
+    shapes = [getattr(component, "shape", None) for component in tf.nest.flatten(spec)]
     return any(shape is not None and shape.rank and shape[0] is None for shape in shapes)
 
 

@@ -48,15 +48,15 @@ def check_tpu_ready(command: Sequence[str], limit: float, shown: TextIO) -> Iter
         )
         if outcome.signal is not None:
             raise ProcessEnd(128 + outcome.signal)
-        found: list[dict[str, Any]] = []
+        findings: list[dict[str, Any]] = []
         with contextlib.suppress(OSError, ValueError):
-            found = json.loads(report.read_text(encoding="utf-8"))
-        if not found:
+            findings = json.loads(report.read_text(encoding="utf-8"))
+        if not findings:
             shown.writelines(f"{line}\n" for line in outcome.tails[_TASK])
             shown.flush()
             yield "script", _unfinished(outcome, limit)
-    for each in found:
-        yield each.pop("check"), CheckResult(**each)
+    for finding in findings:
+        yield finding.pop("check"), CheckResult(**finding)
 
 
 def _run(command: Sequence[str], limit: float, log: TextIO) -> JobOutcome:

@@ -63,7 +63,7 @@ class StepExaminer:
         self._step = step
         self._batch = without_optionals(batch)
         self._leaves = tf.nest.flatten(self._batch)
-        self._layers = {each.name for each in upstream_keras.layers_of(model)}
+        self._layers = {layer.name for layer in upstream_keras.layers_of(model)}
         self._found: dict[str, CheckResult] = {}  # by place, so that each line of code is reported once
 
     def examine(self) -> list[CheckResult]:
@@ -87,7 +87,7 @@ class StepExaminer:
         if problem and not self._found:
             self._add_problem(problem, operations)
         if not self._found:
-            shapes = ", ".join(str(tuple(getattr(each, "shape", None) or ())) for each in specs)
+            shapes = ", ".join(str(tuple(getattr(spec, "shape", None) or ())) for spec in specs)
             text = f"XLA for CPUs compiles its {len(operations)} operations for batches of shapes {shapes}"
             return [CheckResult(status="ok", found=f"{text}; this was not tried on a TPU")]
         return list(self._found.values())
@@ -155,9 +155,9 @@ class StepExaminer:
 
     def _add_operation(self, operation: Any, what: str, remedy: str) -> None:
         scopes = [
-            scope for each in reversed(operation.name.split("/")) for scope in (each, _NUMBER.sub("", each))
+            scope for part in reversed(operation.name.split("/")) for scope in (part, _NUMBER.sub("", part))
         ]
-        layer = next((each for each in scopes if each in self._layers), "")
+        layer = next((scope for scope in scopes if scope in self._layers), "")
         frames = list(operation.traceback or ())
         inside = f"in the layer {layer!r}" if layer else line_of_keras(frames)
         place = ", ".join(filter(None, (inside, line_of_user(frames))))
@@ -187,4 +187,4 @@ def _named(name: str, operations: list[Any]) -> Any:
     segments = name.split("/")
     endings = ["/".join(segments[first:]) for first in range(len(segments))]
     by_name: dict[str, Any] = {operation.name: operation for operation in operations}
-    return next((by_name[each] for each in endings if each in by_name), None)
+    return next((by_name[ending] for ending in endings if ending in by_name), None)

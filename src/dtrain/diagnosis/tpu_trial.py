@@ -106,32 +106,32 @@ class FitExaminer:
         def examine(iterator: Any) -> NoReturn:
             read = read_batches(iterator, model.distribute_strategy)
             spec = getattr(iterator, "element_spec", None)
-            self._found += [(f"{name} data", each) for each in examine_input(read, spec)]
+            self._found += [(f"{name} data", result) for result in examine_input(read, spec)]
             if read.first is not None:
                 examined = StepExaminer(model, step, read.first).examine()
-                self._found += [(f"{name} step", each) for each in examined]
+                self._found += [(f"{name} step", result) for result in examined]
             raise StopIteration  # for Keras, this is the end of the data
 
         return examine
 
     def add_error(self, what: str, error: BaseException) -> None:
         """Adds the result that an error ended the script or its `fit`."""
-        found = CheckResult(
+        result = CheckResult(
             status="fail",
             found=described(error),
             remedy=(error.hint if isinstance(error, DtrainError) else "")
             or "correct it until the script trains on this machine",
         )
-        self._found.append((what, found))
+        self._found.append((what, result))
 
     def add_no_fit(self) -> None:
         """Adds the result that the script called no `fit`."""
-        found = CheckResult(
+        result = CheckResult(
             status="fail",
             found="the script ended without calling `fit`, so no step was examined",
             remedy="train by model.fit; a training loop of your own cannot be examined",
         )
-        self._found.append(("script", found))
+        self._found.append(("script", result))
 
     def end(self) -> NoReturn:
         """Writes the results, and ends the process.
@@ -139,8 +139,8 @@ class FitExaminer:
         Raises:
             ProcessEnd: always.
         """
-        found = [each.as_dict(check) for check, each in self._found]
-        self._report.write_text(json.dumps(found), encoding="utf-8")
+        results = [result.as_dict(check) for check, result in self._found]
+        self._report.write_text(json.dumps(results), encoding="utf-8")
         self.ended = True
         raise ProcessEnd(0)
 

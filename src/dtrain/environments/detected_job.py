@@ -41,8 +41,17 @@ class _Joined(Environment):
 _JOINED = _Joined()
 
 ENVIRONMENTS: dict[str, Environment] = {
-    each.name: each
-    for each in (TFConfig(), _JOINED, RAY, MPIStart(), SlurmStep(), JobSet(), KubeflowTrainJob(), TPUHosts())
+    environment.name: environment
+    for environment in (
+        TFConfig(),
+        _JOINED,
+        RAY,
+        MPIStart(),
+        SlurmStep(),
+        JobSet(),
+        KubeflowTrainJob(),
+        TPUHosts(),
+    )
 }
 """The environments by name, in the order of precedence: explicit descriptions of the job come first."""
 
@@ -64,12 +73,12 @@ def register(environment: Environment, *, before: str = MPIStart.name) -> None:
         )
     names = [*ENVIRONMENTS]
     moved = [ENVIRONMENTS.pop(name) for name in names[names.index(before) :]]
-    ENVIRONMENTS.update({each.name: each for each in (environment, *moved)})
+    ENVIRONMENTS.update({entry.name: entry for entry in (environment, *moved)})
 
 
 def found() -> list[Environment]:
     """The environments that this process is in, in the order of precedence; the first one names the job."""
-    return [each for each in ENVIRONMENTS.values() if each.detected()]
+    return [environment for environment in ENVIRONMENTS.values() if environment.detected()]
 
 
 def current() -> Topology | None:
@@ -95,8 +104,8 @@ def local_rank() -> int:
         ClusterConfigError, MPIError: as `current`, if the addresses are needed.
     """
     given = settings.local_rank()
-    for each in found():
-        given = each.local_rank() if given is None else given
+    for environment in found():
+        given = environment.local_rank() if given is None else given
     if given is not None:
         return given
     topology = current()
@@ -119,18 +128,18 @@ def origin() -> str:
 
     If several environments were found, it names the rule: "TF_CONFIG, which precedes an MPI start,".
     """
-    labels = [*dict.fromkeys(each.label for each in found())]
+    labels = [*dict.fromkeys(environment.label for environment in found())]
     return f"{labels[0]}, which precedes {' and '.join(labels[1:])}," if labels[1:] else "".join(labels)
 
 
 def how_to_disable() -> str:
     """What a user does so that this process is a job of its own, such as "unset TF_CONFIG"; "" if unknown."""
-    return next((each.leave for each in found()), "")
+    return next((environment.leave for environment in found()), "")
 
 
 def known_to_tensorflow() -> bool:
     """Whether TensorFlow's own resolver finds the job, or there is none."""
-    return all(each.known_to_tensorflow for each in found()[:1])
+    return all(environment.known_to_tensorflow for environment in found()[:1])
 
 
 def describe() -> dict[str, Any]:
@@ -141,7 +150,7 @@ def describe() -> dict[str, Any]:
         `schedulers` (such as "Slurm" or "Ray", which run this process whoever describes its job), and, with a
         job, `task` and `jobs` (addresses by job). In an MPI start also `mpi`: "Open MPI", "PMI" or "PMIx".
     """
-    names, topology = [each.name for each in found()], current()
+    names, topology = [environment.name for environment in found()], current()
     about: dict[str, Any] = {
         "environment": next(iter(names), None),
         "also_found": names[1:],
@@ -152,14 +161,17 @@ def describe() -> dict[str, Any]:
         about["mpi"] = mpi_start.kind()
     if topology is None:
         return about
-    return about | {"task": str(topology.task), "jobs": {job: [*each] for job, each in topology.jobs.items()}}
+    return about | {
+        "task": str(topology.task),
+        "jobs": {job: [*addresses] for job, addresses in topology.jobs.items()},
+    }
 
 
 def without_task(env: Mapping[str, str]) -> dict[str, str]:
     """The variables of `env` without those that make a process a task of a job."""
     env = {name: value for name, value in env.items() if name not in settings.TASK_VARIABLES}
-    for each in ENVIRONMENTS.values():
-        env = each.without(env)
+    for environment in ENVIRONMENTS.values():
+        env = environment.without(env)
     return env
 
 

@@ -91,9 +91,9 @@ def whole_number(name: str, text: str, *, hint: str) -> int:
         ClusterConfigError: the text is no such number.
     """
     text = text.strip()
-    found = parse_count(text, MOST_TASKS)
-    if found is None:
+    number = parse_count(text, MOST_TASKS)
+    if number is None:
         raise ClusterConfigError(
             f"{name} is {text[:80]!r}, not a whole number up to {MOST_TASKS}.", hint=hint
         )
-    return found
+    return number

@@ -18,14 +18,14 @@ def visible_gpus(devices: Path = _DEVICES) -> list[str]:
     Args:
         devices: the folder in which the system lists its devices.
     """
-    matches = [re.fullmatch(r"nvidia(\d+)", each.name) for each in devices.glob("nvidia*")]
+    matches = [re.fullmatch(r"nvidia(\d+)", device.name) for device in devices.glob("nvidia*")]
     there = sorted(int(match[1]) for match in matches if match)
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not there or chosen is None:
         return [str(number) for number in there]
-    found: list[str] = []
+    names: list[str] = []
     for name in map(str.strip, chosen.split(",")):
         if not name or name.startswith("-"):  # CUDA ignores an invalid name and all names after it
             break
-        found.append(name)
-    return found
+        names.append(name)
+    return names

@@ -72,17 +72,17 @@ def host_name(jobset: str, replicated_job: str, pod: int) -> str:
 
 def _numbers(text: str) -> dict[str, int]:
     """The number of pods of each replicated job."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for part in text.split(","):
         name, equals, number = part.strip().partition("=")
-        if not equals or name in found:
+        if not equals or name in counts:
             raise ClusterConfigError(
                 f"{TASKS_VARIABLE} is {text[:80]!r}, which is not a list of names with numbers.",
                 hint="It should look like worker=4 or chief=1,worker=4,ps=2.",
             )
-        found[name] = whole_number(TASKS_VARIABLE, number, hint=_HINT)
-        if sum(found.values()) > MOST_TASKS:
+        counts[name] = whole_number(TASKS_VARIABLE, number, hint=_HINT)
+        if sum(counts.values()) > MOST_TASKS:
             raise ClusterConfigError(
                 f"{TASKS_VARIABLE} is {text[:80]!r}, which is more than {MOST_TASKS} pods.", hint=_HINT
             )
-    return found
+    return counts

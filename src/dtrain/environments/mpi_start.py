@@ -107,8 +107,8 @@ class MPIStart(Environment):
 
     def local_rank(self) -> int | None:
         """The number in the starter's variables: Open MPI's, Hydra's or Slurm's; None if there is none."""
-        found = map(settings.whole_number, _LOCAL_RANKS)
-        return next((number for number in found if number is not None), None)
+        numbers = map(settings.whole_number, _LOCAL_RANKS)
+        return next((number for number in numbers if number is not None), None)
 
     def without(self, env: Mapping[str, str]) -> dict[str, str]:
         """Keeps the variables of MPI libraries that users set."""
@@ -134,14 +134,14 @@ def before_leaving(function: Callable[[], None]) -> None:
 
 def start_in(env: Mapping[str, str]) -> tuple[int, int] | None:
     """The rank and the size of the MPI start that an environment describes, or None."""
-    found = _found_in(env)
-    return None if found is None else found[1:]
+    start = _found_in(env)
+    return None if start is None else start[1:]
 
 
 def kind() -> str | None:
     """How the starter tells this process its rank: "Open MPI", "PMI" or "PMIx"; None without a start."""
-    found = _own_start()
-    return None if found is None else found[0]
+    start = _own_start()
+    return None if start is None else start[0]
 
 
 def _found_in(env: Mapping[str, str]) -> tuple[str, int, int] | None:
@@ -170,8 +170,8 @@ _left: dict[int, float] = {}  # when a rank was first seen to have left, by the 
 
 
 def _start() -> tuple[int, int]:
-    found = _own_start()
-    return (0, 1) if found is None else found[1:]
+    start = _own_start()
+    return (0, 1) if start is None else start[1:]
 
 
 def _own_start() -> tuple[str, int, int] | None:
@@ -179,9 +179,9 @@ def _own_start() -> tuple[str, int, int] | None:
 
     Many clusters make every `srun` an MPI start (`MpiDefault`). Without mpi4py it is a Slurm step only.
     """
-    found = _found_in(os.environ) if settings.mpi_enabled() else None
-    is_step = found is not None and found[0] != "Open MPI" and found[1:] == slurm_step.task()
-    return None if is_step and not installed() else found
+    start = _found_in(os.environ) if settings.mpi_enabled() else None
+    is_step = start is not None and start[0] != "Open MPI" and start[1:] == slurm_step.task()
+    return None if is_step and not installed() else start
 
 
 def _open() -> Any:
@@ -387,7 +387,7 @@ def _reachable(ranks: Any, hosts: set[str]) -> dict[str, str]:
 def _own_address() -> str | None:
     """This machine's IPv4 address on the default route, or None if there is none beyond loopback."""
     try:
-        found = source_towards("192.0.2.1", 9)
+        address = source_towards("192.0.2.1", 9)
     except OSError:
         return None
-    return None if found.startswith("127.") else found
+    return None if address.startswith("127.") else address

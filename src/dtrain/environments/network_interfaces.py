@@ -32,9 +32,9 @@ def interface_address(name: str, *, six: bool = False) -> str:
             hint=f"It has {', '.join(there)}. `ip address` lists them.",
         )
     for family in reversed(_FAMILIES) if six else _FAMILIES:
-        for each in there[name]:
-            address = each.address.partition("%")[0]
-            if each.family == family and not ipaddress.ip_address(address).is_link_local:
+        for entry in there[name]:
+            address = entry.address.partition("%")[0]
+            if entry.family == family and not ipaddress.ip_address(address).is_link_local:
                 return address
     raise ConfigurationError(
         f"The network interface {name!r} of {socket.gethostname()} has no IP address.",

@@ -45,10 +45,10 @@ def launched() -> bool:
 def typed_command() -> list[str]:
     """The `dtrain` command that started this process, as typed (DTRAIN_COMMAND, JSON); [] without one."""
     try:
-        found = json.loads(os.environ.get("DTRAIN_COMMAND", "[]"))
+        words = json.loads(os.environ.get("DTRAIN_COMMAND", "[]"))
     except ValueError:
         return []
-    return [word for word in found if isinstance(word, str)] if isinstance(found, list) else []
+    return [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
 
 
 def peer_timeout() -> float:
@@ -127,10 +127,10 @@ def runtime_folder() -> Path | None:
 
 def homes(user: int) -> list[Path]:
     """The home folder of this process (HOME), and the one that the system has for a user; [] without any."""
-    found = [text] if (text := os.environ.get("HOME", "").strip()) else []
+    paths = [text] if (text := os.environ.get("HOME", "").strip()) else []
     with contextlib.suppress(KeyError):
-        found.append(pwd.getpwuid(user).pw_dir)
-    return [Path(text) for text in found]
+        paths.append(pwd.getpwuid(user).pw_dir)
+    return [Path(text) for text in paths]
 
 
 def spare() -> tuple[int, int] | None:
@@ -144,8 +144,8 @@ def spare() -> tuple[int, int] | None:
 def _pair(name: str) -> tuple[int, int] | None:
     """The numbers N and M in a variable `N:M`, or None."""
     first, _, second = os.environ.get(name, "").partition(":")
-    found = parse_count(first), parse_count(second, 2**64 - 1)  # an inode may have 64 bits
-    return None if found[0] is None or found[1] is None else (found[0], found[1])
+    pair = parse_count(first), parse_count(second, 2**64 - 1)  # an inode may have 64 bits
+    return None if pair[0] is None or pair[1] is None else (pair[0], pair[1])
 
 
 def full_workers() -> int | None:
@@ -227,13 +227,13 @@ def _positive(name: str, most: float, wanted: str, *, example: int) -> int | Non
     text = os.environ.get(name, "").strip()
     if not text:
         return None
-    found = parse_count(text)
-    if not found or found > most:
+    number = parse_count(text)
+    if not number or number > most:
         raise ConfigurationError(
             f"{name} is {text[:80]!r}, not {wanted}.",
             hint=f"Set it to a number such as {example}, or unset it.",
         )
-    return found
+    return number
 
 
 def _seconds(name: str, default: float) -> float:

@@ -48,11 +48,11 @@ class JobStep:
     def addresses(self) -> tuple[str, ...]:
         """A `host:port` for each task; the tasks of one host have consecutive ports."""
         before: Counter[str] = Counter()
-        found = []
+        addresses = []
         for host in self.hosts:
-            found.append(f"{host}:{self.first_port + before[host]}")
+            addresses.append(f"{host}:{self.first_port + before[host]}")
             before[host] += 1
-        return tuple(found)
+        return tuple(addresses)
 
 
 class SlurmStep(Environment):
@@ -124,9 +124,9 @@ def cores_of_task() -> int | None:
     """
     if not (settings.slurm_enabled() and os.environ.get("SLURM_JOB_ID")):
         return None
-    each = _number(os.environ, "SLURM_CPUS_PER_TASK")
-    if each:
-        return each
+    per_task = _number(os.environ, "SLURM_CPUS_PER_TASK")
+    if per_task:
+        return per_task
     host = _number(os.environ, "SLURM_CPUS_ON_NODE")
     if not host:
         return None
@@ -185,7 +185,7 @@ def expand_hosts(text: str) -> list[str]:
     Raises:
         ClusterConfigError: the list is malformed, or has more than 100,000 names.
     """
-    found: list[str] = []
+    hosts: list[str] = []
     for word in _split(text):
         parts = re.split(r"\[([^][]*)\]", word)  # alternately text outside and inside of brackets
         if any(set(part) & set("[]") for part in parts) or not word.strip("[]"):
@@ -194,13 +194,13 @@ def expand_hosts(text: str) -> list[str]:
         for number, part in enumerate(parts):
             choices = _ranges(part, text) if number % 2 else [part]
             # Counted before they are made: each pair of brackets multiplies the names.
-            if len(found) + len(names) * len(choices) > MOST_TASKS:
+            if len(hosts) + len(names) * len(choices) > MOST_TASKS:
                 raise _wrong(f"{text[:80]!r} has more than {MOST_TASKS} names")
-            names = [before + each for before in names for each in choices]
-        found += names
+            names = [before + choice for before in names for choice in choices]
+        hosts += names
         if problem := next(filter(None, map(host_problem, names)), ""):
             raise _wrong(f"{text[:80]!r} has a name that {problem}")
-    return found
+    return hosts
 
 
 def expand_counts(text: str) -> list[int]:
@@ -209,13 +209,13 @@ def expand_counts(text: str) -> list[int]:
     Raises:
         ClusterConfigError: the list is malformed.
     """
-    found: list[int] = []
+    counts: list[int] = []
     for word in text.split(","):
         match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", word)
-        if match is None or len(found) + int(match[2] or 1) > MOST_TASKS:
+        if match is None or len(counts) + int(match[2] or 1) > MOST_TASKS:
             raise _wrong(f"{text[:80]!r} is not a list of counts, such as 2(x3),1")
-        found += [int(match[1])] * int(match[2] or 1)
-    return found
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
 
 
 def _split(text: str) -> list[str]:
@@ -224,16 +224,16 @@ def _split(text: str) -> list[str]:
 
 
 def _ranges(text: str, whole: str) -> list[str]:
-    found: list[str] = []
+    padded: list[str] = []
     for word in text.split(","):
         match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", word)
         if match is None or not int(match[1]) <= int(match[2] or match[1]) < int(match[1]) + MOST_TASKS:
             raise _wrong(f"{whole[:80]!r} is not a list of hosts: {word[:40]!r} is not a range of numbers")
-        if len(found) + int(match[2] or match[1]) - int(match[1]) >= MOST_TASKS:
+        if len(padded) + int(match[2] or match[1]) - int(match[1]) >= MOST_TASKS:
             raise _wrong(f"{whole[:80]!r} has more than {MOST_TASKS} names")
         numbers = range(int(match[1]), int(match[2] or match[1]) + 1)
-        found += [f"{number:0{len(match[1])}}" for number in numbers]
-    return found
+        padded += [f"{number:0{len(match[1])}}" for number in numbers]
+    return padded
 
 
 def _placed(counts: Sequence[int], distribution: str, plane: int) -> list[int]:
@@ -259,7 +259,7 @@ def _placed(counts: Sequence[int], distribution: str, plane: int) -> list[int]:
 
 def _in_order_of_groups(env: Mapping[str, str], nodes: Sequence[str]) -> list[str]:
     """The nodes of a step of a heterogeneous job, component by component; [] if it is none."""
-    found: dict[str, None] = {}
+    ordered: dict[str, None] = {}
     own = {*nodes}
     components = _number(env, "SLURM_HET_SIZE") or 0
     if components > _MOST_COMPONENTS:
@@ -267,8 +267,8 @@ def _in_order_of_groups(env: Mapping[str, str], nodes: Sequence[str]) -> list[st
     for group in range(components):
         names = (f"SLURM_JOB_NODELIST_{kind}_GROUP_{group}" for kind in ("HET", "PACK"))
         listed = next((env[name] for name in names if name in env), "")
-        found |= dict.fromkeys(node for node in expand_hosts(listed) if node in own)
-    return [*found] if len(found) == len({*nodes}) == len(nodes) else []
+        ordered |= dict.fromkeys(node for node in expand_hosts(listed) if node in own)
+    return [*ordered] if len(ordered) == len({*nodes}) == len(nodes) else []
 
 
 def _first_port(env: Mapping[str, str], most: int) -> int:

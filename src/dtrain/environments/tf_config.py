@@ -30,7 +30,7 @@ class TFConfig(Environment):
         Raises:
             ClusterConfigError: TF_CONFIG is invalid.
         """
-        found = Topology.from_tf_config(os.environ.get("TF_CONFIG"))
-        if found is None:
+        topology = Topology.from_tf_config(os.environ.get("TF_CONFIG"))
+        if topology is None:
             raise not_detected("TF_CONFIG describes no job.")
-        return found
+        return topology

@@ -133,10 +133,10 @@ class Topology:
         if self.is_training_task and not self.is_coordinated:
             tasks = self.training_tasks()
         else:
-            tasks = tuple(each for each in self.tasks() if each.job == self.task_type)
+            tasks = tuple(task for task in self.tasks() if task.job == self.task_type)
         host = split_address(self.address)[0]
         before = tasks[: tasks.index(self.task)]
-        return sum(split_address(self.address_of(each))[0] == host for each in before)
+        return sum(split_address(self.address_of(task))[0] == host for task in before)
 
     def servers(self) -> tuple[Task, ...]:
         """The tasks that serve the chief of a coordinated job: workers, then parameter servers."""
@@ -258,13 +258,13 @@ def _check_addresses(jobs: Mapping[str, tuple[str, ...]]) -> None:
             except ClusterConfigError as error:
                 raise ClusterConfigError(f"the address of {task}: {error.message}", hint=error.hint) from None
             # `localhost` and 127.0.0.1 are often mixed in one file, so they count as equal.
-            place = ("127.0.0.1" if host.lower() == "localhost" else host.lower(), port)
-            if place in seen:
+            end = ("127.0.0.1" if host.lower() == "localhost" else host.lower(), port)
+            if end in seen:
                 raise ClusterConfigError(
-                    f"the address {shortened(address)!r} is repeated: {seen[place]} and {task} both have it.",
+                    f"the address {shortened(address)!r} is repeated: {seen[end]} and {task} both have it.",
                     hint="Give every task an address of its own.",
                 )
-            seen[place] = task
+            seen[end] = task
 
 
 def _check_task(jobs: Mapping[str, tuple[str, ...]], job: Any, index: Any) -> None:
@@ -306,12 +306,12 @@ def _parse(text: str) -> dict[str, Any]:
 
 def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     # Of two equal keys, json silently keeps only the last, so a part of the cluster would be lost.
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in entries:
             raise ClusterConfigError(f'the key "{key}" appears twice.', hint="Merge the two entries.")
-        found[key] = value
-    return found
+        entries[key] = value
+    return entries
 
 
 def _object(value: Any, what: str) -> dict[str, Any]:

@@ -34,13 +34,13 @@ def datasets_in_place(arguments: dict[str, Any], used_by: str) -> bool:
     Returns:
         Whether anything was replaced.
     """
-    found = False
+    made = False
     for name in ("x", "validation_data"):
         make = getattr(type(arguments.get(name)), "dtrain_dataset", None)
         if make is not None:
             arguments[name] = make(arguments[name], "evaluate" if name == "validation_data" else used_by)
-            found = True
-    return found
+            made = True
+    return made
 
 
 class Positions(Protocol):

@@ -110,14 +110,14 @@ def tensorflows_own_explained(model: Any) -> Iterator[None]:
         distribute.MultiWorkerMirroredStrategy: "dtrain.MultiWorkerMirroredStrategy()",
         distribute.ParameterServerStrategy: "dtrain.ParameterServerStrategy()",
     }
-    found = [ours for theirs, ours in instead.items() if isinstance(strategy, theirs)]
+    replacements = [ours for theirs, ours in instead.items() if isinstance(strategy, theirs)]
     try:
         yield
     except ValueError as error:
-        if found and not isinstance(error, ScopeError):
+        if replacements and not isinstance(error, ScopeError):
             error.add_note(
                 f"Hint: Keras 3 cannot train under tf.distribute.{type(strategy).__name__}; "
-                f"write strategy = {found[0]} instead."
+                f"write strategy = {replacements[0]} instead."
             )
         raise
 
@@ -199,13 +199,13 @@ def check_variable(variable: Any, strategy: Any) -> None:
     Raises:
         ScopeError: names the variable and the strategy that it was made under.
     """
-    found = getattr(underlying(variable), "distribute_strategy", None)
+    made_under = getattr(underlying(variable), "distribute_strategy", None)
     layout = layout_of(strategy)
-    if found is strategy or (found is None and layout is not None and layout.replicas == 1):
+    if made_under is strategy or (made_under is None and layout is not None and layout.replicas == 1):
         return
     name = getattr(variable, "path", None) or variable.name
     raise ScopeError(
-        f"The variable {name!r} was made {_place(found)}, but it is used under {_name(strategy)}.",
+        f"The variable {name!r} was made {_place(made_under)}, but it is used under {_name(strategy)}.",
         hint="build the model and its optimizer inside `with strategy.scope():` of one strategy",
     )
 

@@ -111,8 +111,8 @@ class Acceptor:
 
     def _close_old(self, most: int = _MOST_UNAUTHENTICATED) -> None:
         pending = list(self._pending.values())
-        for place, connection in enumerate(pending):
-            if connection.until.passed() or place < len(pending) - max(0, most):
+        for index, connection in enumerate(pending):
+            if connection.until.passed() or index < len(pending) - max(0, most):
                 self._close(connection)
 
     def _close(self, connection: _PendingConnection) -> None:

@@ -336,8 +336,8 @@ def _call(task: Task, text: str) -> dict[str, Any]:
             raise
         # The server was restarted, and TensorFlow has not reconnected to it yet.
         content = _call_directly(task, address, text)
-    found: dict[str, Any] = json.loads(_as_text(content))
-    return found
+    reply: dict[str, Any] = json.loads(_as_text(content))
+    return reply
 
 
 def _call_directly(task: Task, address: str, text: str) -> Any:

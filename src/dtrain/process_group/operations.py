@@ -166,11 +166,11 @@ class Operations:
         if self._error is not None:
             return
         texts = [there.get(w, self._latest[w]).decode("utf-8", "replace") for w in range(self._size)]
-        shown = [each.partition("\n")[0] for each in texts]
+        shown = [text.partition("\n")[0] for text in texts]
         inside = len({*shown}) == 1
         if inside:
-            shown = [each.replace("\n", ", at ") for each in texts]
-        lost = any(each.startswith(FAILED) for each in shown)
+            shown = [text.replace("\n", ", at ") for text in texts]
+        lost = any(text.startswith(FAILED) for text in shown)
         message = _by_worker(shown)
         if not lost:
             message = f"The workers are not at the same point of the program: {message}"
@@ -199,17 +199,17 @@ def _error(message: str, *, lost: bool) -> DtrainError:
 
 def _by_worker(texts: list[str]) -> str:
     """What each worker does, in words; workers that do the same are put together."""
-    found: list[str] = []
+    clauses: list[str] = []
     for text in dict.fromkeys(texts):
-        workers = [str(worker) for worker, each in enumerate(texts) if each == text]
+        workers = [str(worker) for worker, other in enumerate(texts) if other == text]
         if len(workers) > 4:
             workers = [*workers[:2], f"{len(workers) - 2} more"]
         who = (
             f"workers {', '.join(workers[:-1])} and {workers[-1]}" if workers[1:] else f"worker {workers[0]}"
         )
         verb = text.replace("is ", "are ", 1).replace("has ", "have ", 1) if workers[1:] else text
-        repeated = any(each.split(" is ")[1:] or each.split(" are ")[1:] for each in found)
+        repeated = any(clause.split(" is ")[1:] or clause.split(" are ")[1:] for clause in clauses)
         for word in ("is ", "are "):
             verb = verb.removeprefix(word) if repeated else verb
-        found.append(f"{who} {verb}")
-    return ", ".join(found)
+        clauses.append(f"{who} {verb}")
+    return ", ".join(clauses)

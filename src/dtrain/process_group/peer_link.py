@@ -152,9 +152,9 @@ class PeerLink:
         """The HMAC-SHA256 of the sender's end, the number of the frame, and the frame; b"" without a key."""
         if not self._key:
             return b""
-        found = hmac.new(self._key, b"%b %d %b" % (end, count, header), "sha256")
-        found.update(body)
-        return found.digest()
+        mac = hmac.new(self._key, b"%b %d %b" % (end, count, header), "sha256")
+        mac.update(body)
+        return mac.digest()
 
 
 class LostPeers:
@@ -228,14 +228,14 @@ def split(body: bytes, count: int) -> list[bytes]:
     Raises:
         ValueError, struct.error: `joined` did not make the body of `count` values.
     """
-    found, at = [], 0
+    values, at = [], 0
     while at < len(body):
         (size,) = _SIZE.unpack_from(body, at)
         at += _SIZE.size + size
-        found.append(body[at - size : at])
-    if len(found) != count or at != len(body):
-        raise ValueError(f"{len(found)} values in {len(body)} bytes")
-    return found
+        values.append(body[at - size : at])
+    if len(values) != count or at != len(body):
+        raise ValueError(f"{len(values)} values in {len(body)} bytes")
+    return values
 
 
 def this_process() -> bytes:

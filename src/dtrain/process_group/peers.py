@@ -233,9 +233,9 @@ class Peers(PeerConnections):
     def receive_notes(self) -> list[tuple[int, bytes]]:
         """On the first worker: the notes that have come since the last call, each with its worker."""
         with self._changed:
-            found = [*self._notes]
+            notes = [*self._notes]
             self._notes.clear()
-            return found
+            return notes
 
     def leave(self) -> None:
         """Waits until all workers end their programs, for at most five seconds.
@@ -284,7 +284,7 @@ class Peers(PeerConnections):
         values[worker] = value
         if len(values) < self.size or self._operations.unequal:
             return
-        everyone = [values[each] for each in range(self.size)]
+        everyone = [values[rank] for rank in range(self.size)]
         del self._values[number]
         self._keep(number, everyone)
         body = joined(everyone)
@@ -305,9 +305,9 @@ class Peers(PeerConnections):
             self._notes.append((worker, body))
         elif kind == _MISSING and self.rank == 0:
             missing = self._who_is_missing(number)
-            self._send(worker, _MISSING, number, b" ".join(b"%d" % each for each in missing))
+            self._send(worker, _MISSING, number, b" ".join(b"%d" % peer for peer in missing))
         elif kind == _MISSING:
-            self._missing[number] = [int(each) for each in body.split()]
+            self._missing[number] = [int(text) for text in body.split()]
         elif kind == _ALL:
             self._keep(number, split(body, self.size))
         elif kind in operations.KINDS:

@@ -72,11 +72,11 @@ def _packed(value: Any) -> Any:
     if kind is int:
         return value if -_LARGE < value < _LARGE else {"int": hex(value)}
     if kind is list:
-        return [_packed(each) for each in value]
+        return [_packed(item) for item in value]
     if kind is dict:
-        return {"dict": [[_packed(name), _packed(each)] for name, each in value.items()]}
+        return {"dict": [[_packed(name), _packed(item)] for name, item in value.items()]}
     if kind in (tuple, set, frozenset):
-        return {kind.__name__: [_packed(each) for each in value]}
+        return {kind.__name__: [_packed(item) for item in value]}
     if kind is bytes:
         return {"bytes": _as_text(value)}
     if kind is complex:
@@ -94,7 +94,7 @@ def _packed(value: Any) -> Any:
 
 def _unpacked(found: Any) -> Any:
     if isinstance(found, list):
-        return [_unpacked(each) for each in found]
+        return [_unpacked(item) for item in found]
     if not isinstance(found, dict):
         return found
     ((name, content),) = found.items()
@@ -114,7 +114,7 @@ def _array(content: Any) -> np.ndarray:
 
 def _record(content: Any) -> Any:
     name, fields = content
-    return _classes[name](**{field: _unpacked(each) for field, each in fields.items()})
+    return _classes[name](**{field: _unpacked(value) for field, value in fields.items()})
 
 
 def _as_text(raw: bytes) -> str:
@@ -127,10 +127,10 @@ def _as_bytes(text: str) -> bytes:
 
 _READERS: dict[str, Callable[[Any], Any]] = {
     "int": lambda content: int(content, 16),
-    "dict": lambda content: {_unpacked(name): _unpacked(each) for name, each in content},
-    "tuple": lambda content: tuple(_unpacked(each) for each in content),
-    "set": lambda content: {_unpacked(each) for each in content},
-    "frozenset": lambda content: frozenset(_unpacked(each) for each in content),
+    "dict": lambda content: {_unpacked(name): _unpacked(value) for name, value in content},
+    "tuple": lambda content: tuple(_unpacked(item) for item in content),
+    "set": lambda content: {_unpacked(item) for item in content},
+    "frozenset": lambda content: frozenset(_unpacked(item) for item in content),
     "bytes": _as_bytes,
     "complex": lambda content: complex(*content),
     "path": Path,

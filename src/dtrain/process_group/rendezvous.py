@@ -255,8 +255,8 @@ class _Rendezvous:
             except TimeoutError:
                 self._wait.log_if_due(self._missing)
                 continue
-            *found, inbox = (inbox + chunk).split(b"\n")
-            for message in map(lines.decode, found):
+            *received, inbox = (inbox + chunk).split(b"\n")
+            for message in map(lines.decode, received):
                 self._foreign = message is None
                 if message is None:
                     return None

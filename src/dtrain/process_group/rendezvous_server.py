@@ -206,8 +206,8 @@ class RendezvousServer:
                 peer.lines = Lines(handshake)
 
     def _receive_lines(self, peer: Peer, lines: Lines, chunk: bytes) -> None:
-        *found, peer.inbox = (peer.inbox + chunk).split(b"\n")
-        for line in found:
+        *received, peer.inbox = (peer.inbox + chunk).split(b"\n")
+        for line in received:
             message = lines.decode(line)
             if message is None:
                 return self._drop(peer)
@@ -358,7 +358,7 @@ def describe_difference(
         other: the other task's cluster, as decoded from JSON and not validated.
         my_name, other_name: the two tasks, in words.
     """
-    if not isinstance(other, dict) or not all(_are_addresses(each) for each in other.values()):
+    if not isinstance(other, dict) or not all(_are_addresses(addresses) for addresses in other.values()):
         return f"{other_name} did not say what its cluster is."
     for job in sorted({*mine, *other}):
         ours, theirs = list(mine.get(job, ())), other.get(job, [])
@@ -371,7 +371,7 @@ def describe_difference(
 
 
 def _are_addresses(found: Any) -> bool:
-    return isinstance(found, list) and all(isinstance(each, str) for each in found)
+    return isinstance(found, list) and all(isinstance(address, str) for address in found)
 
 
 def _duplicate_task(task: Task, one: str, other: str) -> Verdict:

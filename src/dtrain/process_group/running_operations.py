@@ -77,8 +77,8 @@ def words(call: str = "") -> str:
     """
     call, _, exchange = call.partition("\n")
     names = [call] if call else []
-    names += [str(each) for each in reversed(_running.get())]
-    alike = "".join(each() for each in must_agree)
+    names += [str(running) for running in reversed(_running.get())]
+    alike = "".join(describe() for describe in must_agree)
     place = f"{exchange or 'its beginning'}{alike}" if alike else exchange
     return f"is in {' within '.join(names) or exchange}" + (f"\n{place}" if place else "")
 

@@ -94,8 +94,8 @@ def job_secret(topology: Topology, shared: Path = SHARED) -> Secret | None:
     folders = [environment.secret_folder() for environment in detected_job.found()]
     if on_loopback(topology):
         folders.append(user_folder(shared))
-    found = (_of_this_user(folder) for folder in folders if folder is not None)
-    return next((secret for secret in found if secret is not None), None)
+    candidates = (_of_this_user(folder) for folder in folders if folder is not None)
+    return next((secret for secret in candidates if secret is not None), None)
 
 
 def user_folder(shared: Path = SHARED) -> Path:
@@ -214,11 +214,11 @@ def _of_this_user(folder: Path) -> Secret | None:
 def _is_own(folder: Path, *, private: bool) -> bool:
     """Whether this user owns a folder and may write there; `private`: and nobody else may use it."""
     try:
-        found = folder.stat()
+        status = folder.stat()
     except OSError:
         return False
-    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and folder.is_absolute()
-    return own and not (private and found.st_mode & 0o077) and os.access(folder, os.W_OK | os.X_OK)
+    own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and folder.is_absolute()
+    return own and not (private and status.st_mode & 0o077) and os.access(folder, os.W_OK | os.X_OK)
 
 
 def _is_loopback(host: str) -> bool:

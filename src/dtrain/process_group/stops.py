@@ -42,8 +42,8 @@ class StopVotes:
 
     def close(self, loop: int) -> None:
         """Forgets a loop that has ended."""
-        for each in (self._begun, self._last, self._answers):
-            each.pop(loop, None)
+        for by_loop in (self._begun, self._last, self._answers):
+            by_loop.pop(loop, None)
         self._paused.discard(loop)
 
     def is_pending(self, loop: int) -> bool:

@@ -71,8 +71,8 @@ def exchange(
     body = _written(value, signed=signed, objects=objects)
     with events.waiting_for_others():
         operation = words(f"{call}\n{what or 'an exchange of values'}")
-        found = connected.all_gather(body.encode(), timeout, operation=operation)
-    texts = [each.decode("ascii", "replace") for each in found]
+        gathered = connected.all_gather(body.encode(), timeout, operation=operation)
+    texts = [item.decode("ascii", "replace") for item in gathered]
     return [_read(text, worker, pickled=objects and signed) for worker, text in enumerate(texts)]
 
 
@@ -115,12 +115,12 @@ def _read(text: str, worker: int, *, pickled: bool) -> Any:
     if kind == _PICKLED and pickled:
         return pickle.loads(base64.b64decode(content))
     try:
-        found = decode(content)
+        value = decode(content)
     except ValueError:
-        found, kind = None, ""
+        value, kind = None, ""
     if kind == _PLAIN:
-        return found
-    if kind == _REFUSED and isinstance(found, list) and len(found) == 2:
-        problem, hint = (cleaned(str(each), _SHOWN) for each in found)  # without a secret, it may be forged
+        return value
+    if kind == _REFUSED and isinstance(value, list) and len(value) == 2:
+        problem, hint = (cleaned(str(part), _SHOWN) for part in value)  # without a secret, it may be forged
         raise ConfigurationError(problem, hint=hint)
     raise AuthenticationError(f"The message of worker {worker} does not hold a value.", hint=HINT)

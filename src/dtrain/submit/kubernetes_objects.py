@@ -102,10 +102,10 @@ def _checked(name: str, counts: dict[str, int]) -> str:
 
 
 def _metadata(name: str, options: KubernetesOptions) -> Object:
-    found: Object = {"name": name}
+    metadata: Object = {"name": name}
     if options.namespace:
-        found["namespace"] = checked.label("--namespace", options.namespace)
-    return found | {"labels": {"app.kubernetes.io/name": "dtrain", INSTANCE: name}}
+        metadata["namespace"] = checked.label("--namespace", options.namespace)
+    return metadata | {"labels": {"app.kubernetes.io/name": "dtrain", INSTANCE: name}}
 
 
 def _network_policy(metadata: Object, options: KubernetesOptions) -> list[Object]:
@@ -237,9 +237,9 @@ def _trainjob(
 
 def hide(text: str, objects: list[Object]) -> str:
     """A text in which the secrets of the objects are replaced."""
-    for each in objects:
-        values: dict[str, Any] = each.get("data", {}) if each["kind"] == "Secret" else {}
+    for manifest in objects:
+        values: dict[str, Any] = manifest.get("data", {}) if manifest["kind"] == "Secret" else {}
         for value in values.values():
-            for found in (value, base64.b64decode(value).decode()):
-                text = text.replace(found, "(hidden)")
+            for secret in (value, base64.b64decode(value).decode()):
+                text = text.replace(secret, "(hidden)")
     return text

@@ -120,8 +120,8 @@ def numbers(options: KubernetesOptions, workers: int | None) -> None:
         ConfigurationError: one is larger.
     """
     names = ("ps", "gpus", "restarts", "grace", "user")
-    found = {"workers": workers, **{name: getattr(options, name) for name in names}}
-    for name, number in found.items():
+    counts = {"workers": workers, **{name: getattr(options, name) for name in names}}
+    for name, number in counts.items():
         if number is not None and number > _MOST:
             raise ConfigurationError(
                 f"{flag(name)} is {number:,}, and Kubernetes takes at most {_MOST:,}.",
@@ -189,10 +189,10 @@ def quantity(name: str, text: str, example: str) -> Decimal:
     Raises:
         ConfigurationError: the text is no positive quantity.
     """
-    found = _QUANTITY.fullmatch(text)
+    match = _QUANTITY.fullmatch(text)
     amount = Decimal(0)
-    if found:
-        number, suffix = Decimal(found[1]), found[2] or ""
+    if match:
+        number, suffix = Decimal(match[1]), match[2] or ""
         if suffix.endswith("i"):
             amount = number * 1024 ** (_BINARY.index(suffix[0]) + 1)
         elif suffix in _SUFFIXES:

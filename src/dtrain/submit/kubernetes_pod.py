@@ -223,11 +223,11 @@ def _variables(options: KubernetesOptions) -> list[Object]:
 
 
 def _limits(options: KubernetesOptions) -> Object:
-    found: Object = {}
+    limits: Object = {}
     if options.cpus:
-        found["cpu"] = checked.cpus(options.cpus)
+        limits["cpu"] = checked.cpus(options.cpus)
     if options.memory:
-        found["memory"] = checked.memory("--memory", options.memory)
+        limits["memory"] = checked.memory("--memory", options.memory)
     shared = options.shared_memory
     if shared:
         checked.memory("--shared-memory", shared)
@@ -236,7 +236,7 @@ def _limits(options: KubernetesOptions) -> Object:
             f"--shared-memory is {shared}, and --memory is {options.memory}, of which it is a part.",
             hint="Give more memory than shared memory.",
         )
-    return found
+    return limits
 
 
 def _volumes(options: KubernetesOptions, secret_name: str) -> tuple[list[Object], list[Object]]:
@@ -292,14 +292,14 @@ def _volume(text: str) -> tuple[str, Object, bool]:
 
 
 def _node_selector(options: KubernetesOptions) -> Object:
-    found: Object = {}
+    selector: Object = {}
     for text in options.node_selector or ():
         key, value = checked.pair("node_selector", text)
         checked.label_key("The key of --node-selector", key)
-        if key in found:
+        if key in selector:
             raise ConfigurationError(f"--node-selector names {key} twice.", hint="Leave one out.")
-        found[key] = checked.label_value("The value of --node-selector", value)
-    return found
+        selector[key] = checked.label_value("The value of --node-selector", value)
+    return selector
 
 
 def _toleration(text: str) -> Object:
@@ -312,10 +312,10 @@ def _toleration(text: str) -> Object:
             f"--toleration is {text!r}, with the unknown effect {effect!r}.",
             hint=f"The effects are {', '.join(_EFFECTS)}; without one, all are tolerated.",
         )
-    found: Object = {"key": key, "operator": "Equal" if equals else "Exists"}
+    toleration: Object = {"key": key, "operator": "Equal" if equals else "Exists"}
     if equals:
-        found["value"] = checked.label_value("The value of --toleration", value)
-    return found | ({"effect": effect} if colon else {})
+        toleration["value"] = checked.label_value("The value of --toleration", value)
+    return toleration | ({"effect": effect} if colon else {})
 
 
 def _from_annotation(name: str, annotation: str) -> Object:

@@ -199,8 +199,8 @@ def _tasks(request: JobRequest, options: SlurmOptions) -> int:
 
 
 def _launch_command(request: JobRequest, options: SlurmOptions, tasks: int, notice: int) -> list[str]:
-    each = options.gpus_per_task or 1
-    count = ["--workers" if tasks == 1 else "--nproc-per-node", f"{each}"]
+    per_task = options.gpus_per_task or 1
+    count = ["--workers" if tasks == 1 else "--nproc-per-node", f"{per_task}"]
     # The launchers kill what has not saved by then.
     grace = ["--grace", f"{max(_LEAST_GRACE, notice - _AFTER_SAVING)}"]
     own = [word for words in options.launch_option or () for word in shlex.split(words)]
@@ -259,5 +259,5 @@ def _given_to_sbatch(text: str) -> str:
 
 def _hint_for(output: str) -> str:
     lower = output.lower()
-    found = next((hint for word, hint in _HINTS if word in lower), "")
-    return found or "sbatch --help explains the options; --dry-run prints the batch script."
+    hint = next((hint for word, hint in _HINTS if word in lower), "")
+    return hint or "sbatch --help explains the options; --dry-run prints the batch script."

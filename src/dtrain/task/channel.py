@@ -152,8 +152,8 @@ def _introduce(pipe: _Pipe) -> None:
     """Before the first message, send the imports of this task and the variables that they read."""
     if not pipe.introduced:
         pipe.introduced = True
-        if (found := task_hooks.imports()) is not None:
-            _send("imports", **found)
+        if (imports := task_hooks.imports()) is not None:
+            _send("imports", **imports)
 
 
 class _Notes:
@@ -248,19 +248,19 @@ def _pipe() -> _Pipe | None:
     global _opened
     if _opened is not None and _is_pipe(*_opened.inherited):
         return _opened
-    found = settings.channel()
+    channel = settings.channel()
     # A program that a task started inherits the variable but not the pipe, so the number may be another file.
-    if found is None or not _is_pipe(*found):
+    if channel is None or not _is_pipe(*channel):
         return None
     # The inherited descriptor is shared with the launcher and all tasks, and so would be its blocking mode.
     try:
-        own = os.open(f"/proc/self/fd/{found[0]}", os.O_WRONLY | os.O_NONBLOCK)
+        own = os.open(f"/proc/self/fd/{channel[0]}", os.O_WRONLY | os.O_NONBLOCK)
     except OSError:  # no /proc, or no reader left
-        return _Pipe(found, found[0])
+        return _Pipe(channel, channel[0])
     if _opened is not None:
         with contextlib.suppress(OSError):
             os.close(_opened.descriptor)
-    _opened = _Pipe(found, own)
+    _opened = _Pipe(channel, own)
     return _opened
 
 

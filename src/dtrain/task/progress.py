@@ -71,8 +71,8 @@ class ProgressReporter:
         """The present phase: "input", "step", "callbacks", "evaluate", "checkpoint" or "idle"."""
         if not self._kind:
             return "idle"
-        found = _PHASES.get(self._clock.doing, "callbacks")
-        return "input" if found == "step" and self.reads is not None and self.reads() else found
+        phase = _PHASES.get(self._clock.doing, "callbacks")
+        return "input" if phase == "step" and self.reads is not None and self.reads() else phase
 
     def _handle_loop_begins(self, event: events.LoopBegins) -> None:
         self._kind = event.kind
@@ -129,22 +129,22 @@ class ProgressReporter:
 
     def report(self) -> None:
         """Sends a report if there is progress, or if the last one is `ALIVE_SECONDS` old."""
-        found = step, phase, done, train = self.step, self.phase, self.done, self._kind == "fit"
+        state = step, phase, done, train = self.step, self.phase, self.done, self._kind == "fit"
         now = self._clock.now()
-        each, own, reading, between = self._means.after(now, self._clock.totals)
-        if found == self._sent and now - self._sent_at < ALIVE_SECONDS:
+        per_step, own, reading, between = self._means.after(now, self._clock.totals)
+        if state == self._sent and now - self._sent_at < ALIVE_SECONDS:
             return
         if channel.report_progress(
             step,
             phase,
             train=train,
             done=done,
-            seconds_per_step=each,
+            seconds_per_step=per_step,
             own_seconds=own,
             own_input=reading,
             own_callbacks=between,
         ):
-            self._sent, self._sent_at = found, now
+            self._sent, self._sent_at = state, now
 
 
 class StepMeans:

@@ -154,12 +154,12 @@ def imports() -> dict[str, Any] | None:
     if not first or _at_start is None:
         return None
     now = library_variables()
-    found = now if _at_import is None else _at_import
+    at_import = now if _at_import is None else _at_import
     # Only packages and their direct modules, whose import brings the rest.
     names = [".".join(name.split(".")[:2]) for name in [*sys.modules] if name.partition(".")[0] in _HARMLESS]
     return {
-        "variables": changes(_at_start, found),
-        "later": changes(found, now),
+        "variables": changes(_at_start, at_import),
+        "later": changes(at_import, now),
         "modules": [name for name in dict.fromkeys(names) if "._" not in name],
     }
 
@@ -189,11 +189,11 @@ def describe(error: BaseException) -> dict[str, Any]:
         if kind.__module__ in ("builtins", "__main__")
         else f"{kind.__module__}.{kind.__qualname__}"
     )
-    types = {each.__name__ for each in kind.__mro__}
+    types = {base.__name__ for base in kind.__mro__}
     return {
         "exception": f"{name}: {line}" if line else name,
         "lost_peer": bool(types & _LOST_PEER_TYPES) or any(words in text for words in _LOST_PEER_WORDS),
-        "hint": next((_hint(ours) for found, ours in _INSTEAD.items() if found in text), ""),
+        "hint": next((_hint(ours) for theirs, ours in _INSTEAD.items() if theirs in text), ""),
     }
 
 

@@ -162,11 +162,11 @@ Message = (
 def parse(line: bytes) -> Message | None:
     """The message in a line, or None if the line is invalid."""
     try:
-        found = json.loads(line)
-        kind = next(kind for kind in _KINDS if kind in found)
+        content = json.loads(line)
+        kind = next(kind for kind in _KINDS if kind in content)
         make, first, fields = _KINDS[kind]
-        found = {"done": found.get("step"), **found, first: found[kind]}
-        return make(**{name: read(found.get(name)) for name, read in fields.items()})
+        content = {"done": content.get("step"), **content, first: content[kind]}
+        return make(**{name: read(content.get(name)) for name, read in fields.items()})
     except (ValueError, TypeError, AttributeError, RecursionError, StopIteration):
         return None
 
@@ -174,10 +174,10 @@ def parse(line: bytes) -> Message | None:
 def line_of(message: Message) -> str:
     """The line, without its end, that `parse` makes this message of."""
     kind, first = next((kind, first) for kind, (make, first, _) in _KINDS.items() if make is type(message))
-    found = {name: getattr(message, name) for name in _KINDS[kind][2]}
-    if "task" in found:
-        found["task"] = f"{found['task'].job}:{found['task'].index}"
-    return json.dumps({**found, kind: found[first]})
+    content = {name: getattr(message, name) for name in _KINDS[kind][2]}
+    if "task" in content:
+        content["task"] = f"{content['task'].job}:{content['task'].index}"
+    return json.dumps({**content, kind: content[first]})
 
 
 def _task(found: Any) -> Task:
@@ -233,7 +233,7 @@ _KINDS: dict[str, tuple[Callable[..., Message], str, dict[str, Callable[[Any], A
     "restart": (
         Request,
         "task",
-        {"task": _task, "reason": _shown, "pid": lambda found: None if found is None else _pid(found)},
+        {"task": _task, "reason": _shown, "pid": lambda value: None if value is None else _pid(value)},
     ),
     "progress": (
         Progress,
@@ -242,7 +242,7 @@ _KINDS: dict[str, tuple[Callable[..., Message], str, dict[str, Callable[[Any], A
             "task": _task,
             "pid": _pid,
             "step": _count,
-            "phase": lambda found: cleaned(_text(found)),
+            "phase": lambda value: cleaned(_text(value)),
             "train": bool,
             "done": _count,
             **dict.fromkeys(("seconds_per_step", "own_seconds", "own_input", "own_callbacks"), _seconds),

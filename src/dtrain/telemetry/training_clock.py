@@ -61,13 +61,13 @@ class Totals(NamedTuple):
         steps = self.steps - earlier.steps
         if steps <= 0:
             return (None,) * 4
-        each = (self.seconds - earlier.seconds) / steps
+        per_step = (self.seconds - earlier.seconds) / steps
         if not self.measured:
-            return each, None, None, None
+            return per_step, None, None, None
         others = self.together - earlier.together + self.waiting - earlier.waiting
         reading, between = self.reading - earlier.reading, self.between - earlier.between
         read = reading / steps if self.timed else None
-        return each, max(0.0, each - others / steps), read, between / steps
+        return per_step, max(0.0, per_step - others / steps), read, between / steps
 
 
 class Mark(NamedTuple):
@@ -97,14 +97,14 @@ class Mark(NamedTuple):
             start: whether traced and compiled steps count as well, with the time that this took.
         """
         traced = Counts() if start else self.traced.without(earlier.traced)
-        found = self.trained.without(earlier.trained).without(traced)
+        trained = self.trained.without(earlier.trained).without(traced)
         spent = {part: seconds - earlier.parts[part] for part, seconds in self.parts.items()}
         training = sum(spent[part] for part in TRAINING) + (spent["start"] if start else 0.0)
         return Figures(
-            found.steps,
+            trained.steps,
             training - traced.reading,
-            found.known_examples,
-            None if found.untimed else spent["input"] - traced.reading,
+            trained.known_examples,
+            None if trained.untimed else spent["input"] - traced.reading,
         )
 
 
@@ -207,9 +207,9 @@ class TrainingClock:
     def seconds(self) -> dict[str, float]:
         """The seconds by part, up to now."""
         part, since = self._part, self._since
-        found = dict(self._seconds)
-        found[part] += self.now() - since
-        return found
+        seconds = dict(self._seconds)
+        seconds[part] += self.now() - since
+        return seconds
 
     def part_of(self, name: str) -> str:
         """The part that a name's seconds belong to; "" for an unknown name."""
@@ -349,11 +349,11 @@ def slow_line(who: str, mine: float, usual: float, *, reading: float | None, bet
             0.0, mine - (reading or 0.0) - between
         ),
     }
-    what, seconds = max(parts.items(), key=lambda item: item[1])
+    part, seconds = max(parts.items(), key=lambda item: item[1])
     times = "" if usual <= 0 else f", {mine / usual:.1f} times as long"
     return (
         f"{who} is slow, and the others wait for it: its own part of a step takes {in_words(mine)}, "
-        f"that of the others {in_words(usual)}{times}; {in_words(seconds)} of it is {what}"
+        f"that of the others {in_words(usual)}{times}; {in_words(seconds)} of it is {part}"
     )
 
 

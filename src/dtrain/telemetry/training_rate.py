@@ -117,15 +117,15 @@ def of_run(epochs: Iterable[Figures]) -> Figures:
 
     The first is left out because it also starts the input and tunes the number of steps per call.
     """
-    found = [each for each in epochs if each.steps > 0]
-    found = found[1:] or found
-    examples = [each.examples for each in found if each.examples is not None]
-    waiting = [each.waiting for each in found if each.waiting is not None]
+    counted = [epoch for epoch in epochs if epoch.steps > 0]
+    counted = counted[1:] or counted
+    examples = [epoch.examples for epoch in counted if epoch.examples is not None]
+    waiting = [epoch.waiting for epoch in counted if epoch.waiting is not None]
     return Figures(
-        sum(each.steps for each in found),
-        sum(each.seconds for each in found),
-        sum(examples) if len(examples) == len(found) else None,
-        sum(waiting) if len(waiting) == len(found) else None,
+        sum(epoch.steps for epoch in counted),
+        sum(epoch.seconds for epoch in counted),
+        sum(examples) if len(examples) == len(counted) else None,
+        sum(waiting) if len(waiting) == len(counted) else None,
     )
 
 
@@ -135,9 +135,9 @@ def of_report(epochs: Sequence[Mapping[str, Any]]) -> float:
     If all steps of the run were traced or compiled, the rate includes the time of tracing and compiling. NaN
     if the number of examples is unknown.
     """
-    counted = [each for each in epochs if each["examples"] is not None]
+    counted = [epoch for epoch in epochs if epoch["examples"] is not None]
     rate = of_run(map(of_epoch, counted)).examples_per_second
     if rate is not None:
         return rate
-    seconds = sum(each["parts"][part] for each in counted for part in (*TRAINING, "start"))
-    return sum(each["examples"] for each in counted) / seconds if seconds > 0 else float("nan")
+    seconds = sum(epoch["parts"][part] for epoch in counted for part in (*TRAINING, "start"))
+    return sum(epoch["examples"] for epoch in counted) / seconds if seconds > 0 else float("nan")

@@ -17,8 +17,8 @@ def all_reaches() -> list[Reach]:
     from dtrain.upstream import keras_names, tensorflow_names
 
     return [
-        each
+        reach
         for module in (keras_names, tensorflow_names)
-        for each in vars(module).values()
-        if isinstance(each, Reach)
+        for reach in vars(module).values()
+        if isinstance(reach, Reach)
     ]

@@ -31,11 +31,11 @@ def main() -> None:
         Reach: "uses {} names",
     }
     for kind, text in kinds.items():
-        found = [each for each in installed if type(each) is kind]
-        sys.stdout.write(f"dtrain {text.format(len(found))}:\n")
-        for each in found:
-            thread = "" if each.thread == "none" else f" ({each.thread})"
-            sys.stdout.write(f"  {each.place}\n      {each.reason}{thread}\n")
+        of_kind = [reach for reach in installed if type(reach) is kind]
+        sys.stdout.write(f"dtrain {text.format(len(of_kind))}:\n")
+        for reach in of_kind:
+            thread = "" if reach.thread == "none" else f" ({reach.thread})"
+            sys.stdout.write(f"  {reach.place}\n      {reach.reason}{thread}\n")
 
 
 if __name__ == "__main__":

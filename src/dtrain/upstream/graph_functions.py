@@ -19,8 +19,8 @@ def operations_of_xla() -> frozenset[str]:
     """The types of the operations that XLA for CPUs can compile; empty before it has compiled anything."""
     from tensorflow.python.framework import kernels
 
-    found = kernels.get_all_registered_kernels().kernel
-    return frozenset(each.op for each in found if each.device_type == _DEVICE)
+    registered = kernels.get_all_registered_kernels().kernel
+    return frozenset(kernel.op for kernel in registered if kernel.device_type == _DEVICE)
 
 
 _WRITES = ("Assign", "ResourceApply", "ResourceScatter")
@@ -39,13 +39,13 @@ def writes_without_inputs(function: Any) -> Any:
 
     graph = function.graph
     outside = {inner.op.name: outer for outer, inner in graph.captures}
-    waiting = {each.op.name for each in graph.inputs} - set(outside)
+    waiting = {tensor.op.name for tensor in graph.inputs} - set(outside)
     size = -1
     while size != len(waiting):
         size = len(waiting)
         for op in graph.get_operations():
-            before = [*(each.op for each in op.inputs), *op.control_inputs]
-            if any(each.name in waiting for each in before):
+            before = [*(tensor.op for tensor in op.inputs), *op.control_inputs]
+            if any(earlier.name in waiting for earlier in before):
                 waiting.add(op.name)
     names = [
         op.name for op in graph.get_operations() if op.type.startswith(_WRITES) and op.name not in waiting
@@ -66,9 +66,9 @@ def writes_without_inputs(function: Any) -> Any:
 def called_functions(operation: Any) -> list[str]:
     """The names of the functions that an operation calls, such as the branches of a condition."""
     names = []
-    for each in operation.node_def.attr.values():
-        names += [each.func.name] if each.WhichOneof("value") == "func" else []
-        names += [function.name for function in each.list.func]
+    for attribute in operation.node_def.attr.values():
+        names += [attribute.func.name] if attribute.WhichOneof("value") == "func" else []
+        names += [function.name for function in attribute.list.func]
     return names
 
 
@@ -85,10 +85,10 @@ def _operations_run(graph: Any, seen: set[str]) -> Iterator[Any]:
     needed = {operation.name for operation in waiting}
     while waiting:
         operation = waiting.pop()
-        for each in [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]:
-            if each.graph is graph and each.name not in needed:
-                needed.add(each.name)
-                waiting.append(each)
+        for earlier in [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]:
+            if earlier.graph is graph and earlier.name not in needed:
+                needed.add(earlier.name)
+                waiting.append(earlier)
     for operation in graph.get_operations():
         if operation.name not in needed:
             continue
@@ -112,10 +112,10 @@ def graph_of_function(graph: Any, name: str) -> Any:
     what the gradient needs to the graph's results.
     """
     function = tensorflow_names.GET_FUNCTION.resolve()(graph, name)
-    found = getattr(function, "graph", None)
-    if found is None or len(found.outputs) != len(function.cached_definition.signature.output_arg):
+    body = getattr(function, "graph", None)
+    if body is None or len(body.outputs) != len(function.cached_definition.signature.output_arg):
         return None
-    return found
+    return body
 
 
 def graph_of_definition(graph: Any, name: str) -> Any:
@@ -128,7 +128,7 @@ def graph_of_definition(graph: Any, name: str) -> Any:
     from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 
     library = graph.as_graph_def().library.function
-    definition = next((each for each in library if each.signature.name == name), None)
+    definition = next((function_def for function_def in library if function_def.signature.name == name), None)
     if definition is None:
         return None
     with graph.as_default():
@@ -191,8 +191,8 @@ def call_inline(function: Any, original: Any, args: Any, kwds: Any) -> Any:
             tf.nest.map_structure(_of_spec, spec, arg) for spec, arg in zip(signature, args, strict=True)
         )
     with ag_ctx.ControlStatusCtx(status=status, options=options):
-        found = python_function(*args, **kwds)
-    return tf.nest.map_structure(_result, found)
+        result = python_function(*args, **kwds)
+    return tf.nest.map_structure(_result, result)
 
 
 def _argument(value: Any) -> Any:
@@ -268,11 +268,11 @@ def converted_as_caller(function: Callable[..., Any]) -> Callable[..., Any]:
 @contextlib.contextmanager
 def without_strategy(model: Any) -> Iterator[None]:
     """A context in which Keras takes a model for one that was made outside of any strategy's scope."""
-    found, model._distribute_strategy = model._distribute_strategy, None
+    strategy, model._distribute_strategy = model._distribute_strategy, None
     try:
         yield
     finally:
-        model._distribute_strategy = found
+        model._distribute_strategy = strategy
 
 
 def compiled_by_xla(function: Any) -> bool:
@@ -294,12 +294,12 @@ def optimized(graph: Any, wanted: Sequence[Any]) -> Any:
 
     v1 = tf.compat.v1
     meta = v1.MetaGraphDef(graph_def=graph.as_graph_def())
-    meta.collection_def["train_op"].node_list.value.extend(each.name for each in wanted)
+    meta.collection_def["train_op"].node_list.value.extend(op.name for op in wanted)
     config = v1.ConfigProto()
     # Without a description of the machine, the optimizer assumes too little memory, and trades time for it.
     config.graph_options.rewrite_options.memory_optimization = 1  # NO_MEM_OPT
-    found = tensorflow_names.OPTIMIZE_GRAPH.resolve()(config, meta, verbose=False)
+    graph_def = tensorflow_names.OPTIMIZE_GRAPH.resolve()(config, meta, verbose=False)
     made = tf.Graph()
     with made.as_default():
-        tf.import_graph_def(found, name="")
+        tf.import_graph_def(graph_def, name="")
     return made

@@ -112,9 +112,9 @@ def strategy_of_optimizer(optimizer: Any) -> Any:
 
 def put_under(optimizer: Any, strategy: Any) -> None:
     """Makes an optimizer behave as if it were constructed in a strategy's scope, as its variables were."""
-    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-        if each is not None:
-            each._distribution_strategy = strategy
+    for part in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if part is not None:
+            part._distribution_strategy = strategy
 
 
 def value_of(variable: Any) -> Any:
@@ -144,10 +144,10 @@ def slots_of(optimizer: Any, variable: Any) -> list[Any]:
     if number is None:
         return []
     count = len(optimizer._trainable_variables)
-    own = {id(each) for each in optimizer._trainable_variables}
-    lists = [each for each in vars(optimizer).values() if isinstance(each, list) and len(each) == count]
-    found = [each[number] for each in lists]
-    return [slot for slot in found if hasattr(slot, "_value") and id(slot) not in own]
+    own = {id(trainable) for trainable in optimizer._trainable_variables}
+    lists = [value for value in vars(optimizer).values() if isinstance(value, list) and len(value) == count]
+    candidates = [slots[number] for slots in lists]
+    return [slot for slot in candidates if hasattr(slot, "_value") and id(slot) not in own]
 
 
 @contextlib.contextmanager
@@ -248,14 +248,14 @@ def metric_function(metric: Any) -> Any:
 
 def metrics_inside(metric: Any) -> list[Any]:
     """The metrics inside a metric, at any depth."""
-    return [each for inner in metric._metrics for each in (inner, *metrics_inside(inner))]
+    return [nested for inner in metric._metrics for nested in (inner, *metrics_inside(inner))]
 
 
 def compiled_losses(model: Any) -> list[tuple[Any, Any]]:
     """The losses given to `compile`, each with the path of its output; [] before they are built."""
     compiled = model._compile_loss
     flat = compiled._flat_losses if compiled is not None and compiled.built else []
-    return [(each.path, each.loss) for each in flat]
+    return [(entry.path, entry.loss) for entry in flat]
 
 
 def is_arrays(adapter: Any) -> bool:

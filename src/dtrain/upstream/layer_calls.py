@@ -28,7 +28,7 @@ def made_by(tensor: Any) -> tuple[Any, list[Any]]:
 def is_built(model: Any) -> bool:
     """Whether all layers, metrics, losses and the optimizer are built: `symbolic_build` would do nothing."""
     parts = model._compile_metrics, model._compile_loss, model.optimizer
-    return all(each.built for each in (*layers_of(model), *parts) if each is not None)
+    return all(part.built for part in (*layers_of(model), *parts) if part is not None)
 
 
 @contextlib.contextmanager
@@ -38,14 +38,14 @@ def built_or_untouched(model: Any) -> Iterator[None]:
     If calling a layer to build it fails, Keras marks the layer as built, warns, and locks it against new
     variables.
     """
-    before = {id(each) for each in layers_of(model) if each.built}
+    before = {id(layer) for layer in layers_of(model) if layer.built}
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="(?s).*unbuilt state")
             yield
     except Exception:
         for layer in layers_of(model):
-            inside = [each for each in layer._flatten_layers(include_self=False) if not each.built]
+            inside = [inner for inner in layer._flatten_layers(include_self=False) if not inner.built]
             if id(layer) not in before and inside:
                 layer.built = False
                 layer._tracker.unlock()
@@ -54,7 +54,7 @@ def built_or_untouched(model: Any) -> Iterator[None]:
 
 def count_added_losses(layer: Any) -> int:
     """How many losses a layer and the layers inside it have added since the model was called last."""
-    return sum(len(each._losses) for each in layer._flatten_layers())
+    return sum(len(inner._losses) for inner in layer._flatten_layers())
 
 
 def current_remat_mode() -> Any:

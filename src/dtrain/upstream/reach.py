@@ -53,9 +53,9 @@ class Reach:
 
     def expected_in(self, version: str) -> bool:
         """Whether a version of the package has the name."""
-        found = minor(version)
-        return (not self.since or minor(self.since) <= found) and (
-            not self.until or found < minor(self.until)
+        release = minor(version)
+        return (not self.since or minor(self.since) <= release) and (
+            not self.until or release < minor(self.until)
         )
 
     @property
@@ -72,8 +72,8 @@ class Reach:
         """The class or module that holds the name."""
         module, _, label = self.place.partition(":")
         owner = label.rpartition(".")[0]
-        found = importlib.import_module(module)
-        return renamed_class(found, owner) if owner else found
+        imported = importlib.import_module(module)
+        return renamed_class(imported, owner) if owner else imported
 
     def resolve(self) -> Any:
         """The object that the name refers to now, which may be dtrain's replacement."""
@@ -81,8 +81,8 @@ class Reach:
 
     def original(self) -> Any:
         """The object as Keras or TensorFlow defines it, even if dtrain has replaced it."""
-        found = vars(self.holder()).get(self.name) or self.resolve()
-        return getattr(found, "_dtrain_original", found)
+        current = vars(self.holder()).get(self.name) or self.resolve()
+        return getattr(current, "_dtrain_original", current)
 
     def signature(self) -> str:
         """The parameters in the installed version, without types; "" if the object is not callable."""
@@ -92,7 +92,7 @@ class Reach:
         if not callable(function):
             return ""
         signature = inspect.signature(function)
-        plain = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+        plain = [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
         return str(signature.replace(parameters=plain, return_annotation=signature.empty))
 
     def source(self) -> str:
@@ -135,7 +135,7 @@ def installed_versions() -> dict[str, str]:
 def of_installed(reaches: Iterable[Reach]) -> list[Reach]:
     """The names that the installed versions have."""
     installed = installed_versions()
-    return [each for each in reaches if each.expected_in(installed[each.package])]
+    return [reach for reach in reaches if reach.expected_in(installed[reach.package])]
 
 
 Make = Callable[[Any], Any]
@@ -210,13 +210,13 @@ def set_methods(owner: Any, *only: Reach) -> None:
     Raises:
         TypeError: the object has no `__dict__`.
     """
-    for reach, each in _ready.items():
-        if each.name in vars(owner) or (only and reach not in only) or not isinstance(owner, each.holder):
+    for reach, method in _ready.items():
+        if method.name in vars(owner) or (only and reach not in only) or not isinstance(owner, method.holder):
             continue
-        overridden = getattr(type(owner), each.name) is not getattr(each.holder, each.name)
-        if each.around_users or not overridden:
+        overridden = getattr(type(owner), method.name) is not getattr(method.holder, method.name)
+        if method.around_users or not overridden:
             # A bound method, because a deep copy of the object then has one that is bound to the copy.
-            vars(owner)[each.name] = MethodType(_method(each.function, type(owner), each.name), owner)
+            vars(owner)[method.name] = MethodType(_method(method.function, type(owner), method.name), owner)
 
 
 def _method(function: Callable[..., Any], kind: type, name: str) -> Callable[..., Any]:
@@ -251,16 +251,18 @@ def replace_all(reaches: Iterable[Reach], unproven: Iterable[str] = ()) -> None:
     """
     reaches = of_installed(reaches)
     marked: dict[type, Any] = {Replaced: _made, SetOnObjects: _methods}
-    missing = [each.label for each in reaches if type(each) in marked and each not in marked[type(each)]]
+    missing = [reach.label for reach in reaches if type(reach) in marked and reach not in marked[type(reach)]]
     if missing:
         raise LookupError(f"nothing replaces or sets {', '.join(missing)}")
-    ready = [_prepared(each, *_made[each]) for each in reaches if each in _made and not _is_replaced(each)]
+    ready = [
+        _prepared(reach, *_made[reach]) for reach in reaches if reach in _made and not _is_replaced(reach)
+    ]
     for put in ready:
         put()
-    for each in of_installed(_methods):
-        function, around_users = _methods[each]
-        _ready[each] = _Method(
-            holder=each.holder(), name=each.name, function=function, around_users=around_users
+    for reach in of_installed(_methods):
+        function, around_users = _methods[reach]
+        _ready[reach] = _Method(
+            holder=reach.holder(), name=reach.name, function=function, around_users=around_users
         )
     _unproven[:] = unproven
 
@@ -313,7 +315,7 @@ def _hash_of_source(function: Any) -> str:
 
 
 def _last_line(code: CodeType) -> int:
-    inner = [_last_line(each) for each in code.co_consts if isinstance(each, CodeType)]
+    inner = [_last_line(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return max([*inner, *(line for *_, line in code.co_lines() if line)])
 
 

@@ -15,8 +15,8 @@ def current_worker() -> int | None:
     """The number of the worker on which this thread's eager operations run; None if it is no worker."""
     from tensorflow.python.eager import context
 
-    found = re.search(r"/job:worker/replica:0/task:(\d+)", context.context().device_name or "")
-    return int(found.group(1)) if found else None
+    match = re.search(r"/job:worker/replica:0/task:(\d+)", context.context().device_name or "")
+    return int(match.group(1)) if match else None
 
 
 def reduce_in_own_threads(extended: Any) -> None:
@@ -41,15 +41,16 @@ def eager_all_reduce(operations: Any, reduce_op: Any, values: Sequence[Any], opt
     devices = range(len(operations._devices))
 
     def of_device(device: int) -> Any:
-        own = [each.values[device] for each in values]
+        own = [value.values[device] for value in values]
         with context.eager_mode():
             return operations._all_reduce(reduce_op, own, device, options)
 
     # All devices run collectives in the same order, also those of other threads of this process.
     with operations._lock, ThreadPoolExecutor(len(devices)) as threads:
-        found = [*threads.map(of_device, devices)]
+        by_device = [*threads.map(of_device, devices)]
     return [
-        distribute_utils.regroup(each, wrap_class=value_lib.Mirrored) for each in zip(*found, strict=True)
+        distribute_utils.regroup(totals, wrap_class=value_lib.Mirrored)
+        for totals in zip(*by_device, strict=True)
     ]
 
 

@@ -183,10 +183,10 @@ def underlying(variable: Any) -> Any:
         return value
     if getattr(value, "is_sharded_variable", False) is True:
         return value
-    found = value if isinstance(value, tf.Variable) else variable
-    if isinstance(found, tf.distribute.DistributedValues) or not isinstance(found, tf.Variable):
-        return found
-    return container_of(found)
+    inner = value if isinstance(value, tf.Variable) else variable
+    if isinstance(inner, tf.distribute.DistributedValues) or not isinstance(inner, tf.Variable):
+        return inner
+    return container_of(inner)
 
 
 def made_for_each_model(function: Callable[..., Any], **options: Any) -> Any:
@@ -205,9 +205,9 @@ def made_for_each_model(function: Callable[..., Any], **options: Any) -> Any:
             _keep_gradients_in(tf.compat.v1.get_default_graph())
         return outputs
 
-    found = tf.function(traced, autograph=False, **options)
-    found._omit_frequent_tracing_warning = True
-    return found
+    compiled = tf.function(traced, autograph=False, **options)
+    compiled._omit_frequent_tracing_warning = True
+    return compiled
 
 
 def _keep_gradients_in(graph: Any) -> None:
@@ -232,7 +232,7 @@ def _keep_gradients_in(graph: Any) -> None:
             graph._dtrain_gradients = [*getattr(graph, "_dtrain_gradients", ()), gradient]
             registered[name] = {**registered[name], "type": _kept_elsewhere(gradient)}
             weakref.finalize(graph, registered.pop, name, None).atexit = False
-        for inner in filter(None, (getattr(operation, each, None) for each in _INNER_GRAPHS)):
+        for inner in filter(None, (getattr(operation, attribute, None) for attribute in _INNER_GRAPHS)):
             _keep_gradients_in(inner)
 
 
@@ -264,8 +264,8 @@ def creation_number(variable: Any) -> int:
 
 def replica_spec(spec: Any, replica: int) -> Any:
     """One local replica's part of a distributed dataset's spec; other specs are returned unchanged."""
-    each = getattr(spec, "_value_specs", None)
-    return spec if each is None else each[replica]
+    specs = getattr(spec, "_value_specs", None)
+    return spec if specs is None else specs[replica]
 
 
 # The optimizer sets this attribute on a sum that it has created by merging sums, and does not merge it again.
@@ -335,8 +335,8 @@ class ArrayFunction:
         import tensorflow as tf
 
         if tf.executing_eagerly():
-            found = self._function(*(value.numpy() for value in values))
-            return [tf.convert_to_tensor(each) for each in found]
+            results = self._function(*(value.numpy() for value in values))
+            return [tf.convert_to_tensor(result) for result in results]
         self._live_as_long_as(tf.compat.v1.get_default_graph())
         return list(tf.raw_ops.PyFunc(input=list(values), token=self._token, Tout=list(kinds)))
 

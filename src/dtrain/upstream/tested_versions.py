@@ -48,18 +48,18 @@ def check(reaches: Iterable[Reach]) -> list[str]:
                 hint="after adding a name, run: python -m dtrain.upstream --write",
             )
         try:
-            found = reach.signature()
+            signature = reach.signature()
         except (ImportError, AttributeError):
-            found = None
-        if found not in recorded:
-            now = "is gone" if found is None else f"takes {found} and not {' or '.join(recorded)}"
+            signature = None
+        if signature not in recorded:
+            now = "is gone" if signature is None else f"takes {signature} and not {' or '.join(recorded)}"
             raise UnsupportedVersionError(
                 f"dtrain uses {reach.place}, which {now} in the {package} {installed[package]} that is "
                 "installed. Nothing was replaced.",
                 hint=f"install {package} {_listed(tested[package])}, which this version of dtrain was "
                 "tested with",
             )
-        if installed[package] not in tested[package] and reach.source() not in recorded[found]:
+        if installed[package] not in tested[package] and reach.source() not in recorded[signature]:
             changed.append(reach.label)
     _warn(installed, tested, changed)
     return changed

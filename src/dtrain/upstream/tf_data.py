@@ -30,7 +30,7 @@ def has_unseeded_shuffle(dataset: Any) -> bool:
     if all(seed is not None for seed in seeds) and not any(int(seed) for seed in seeds):
         return True
     inputs = getattr(dataset, "_inputs", None)
-    return any(has_unseeded_shuffle(each) for each in inputs()) if callable(inputs) else False
+    return any(has_unseeded_shuffle(source) for source in inputs()) if callable(inputs) else False
 
 
 def batch_size(dataset: Any) -> int | None:
@@ -40,8 +40,8 @@ def batch_size(dataset: Any) -> int | None:
     """
     import tensorflow as tf
 
-    found = _batched(dataset)
-    size = None if found is None else tf.get_static_value(found._batch_size)
+    batched = _batched(dataset)
+    size = None if batched is None else tf.get_static_value(batched._batch_size)
     return None if size is None else int(size)
 
 
@@ -54,11 +54,11 @@ def in_larger_batches(dataset: Any, times: int) -> tuple[Any, int, bool]:
     """
     import tensorflow as tf
 
-    found, size = _batched(dataset), batch_size(dataset)
-    if found is None or size is None:
+    batched, size = _batched(dataset), batch_size(dataset)
+    if batched is None or size is None:
         return None, 0, True
-    keeps = not bool(tf.get_static_value(found._drop_remainder))
-    rows = found._input_dataset.batch(size * times)
+    keeps = not bool(tf.get_static_value(batched._drop_remainder))
+    rows = batched._input_dataset.batch(size * times)
     return rows.with_options(dataset.options()).prefetch(2), size, keeps
 
 
@@ -128,7 +128,7 @@ class Stage:
     @property
     def draws(self) -> bool:
         """Whether the stage's functions draw random numbers."""
-        return any(each.startswith(_DRAWING) for each in self.operations)
+        return any(operation.startswith(_DRAWING) for operation in self.operations)
 
     @property
     def python(self) -> bool:
@@ -154,8 +154,8 @@ def stages_of(dataset: Any) -> list[Stage]:
 def _stages(dataset: Any) -> Iterator[Stage]:
     yield _stage(dataset)
     inputs = getattr(dataset, "_inputs", None)
-    for each in inputs() if callable(inputs) else ():
-        yield from _stages(each)
+    for source in inputs() if callable(inputs) else ():
+        yield from _stages(source)
 
 
 def _stage(dataset: Any) -> Stage:
@@ -163,14 +163,14 @@ def _stage(dataset: Any) -> Stage:
     functions = getattr(dataset, "_functions", None)
     operations: set[str] = set()
     reads_state = False
-    for each in functions() if callable(functions) else ():
-        graph = each.function.graph
+    for wrapper in functions() if callable(functions) else ():
+        graph = wrapper.function.graph
         definition = graph.as_graph_def()
         operations.update(node.op for node in definition.node)
         for called in definition.library.function:
             operations.update(node.op for node in called.node_def)
-        reads_state = reads_state or any(_may_change(held) for held in each.function.captured_inputs)
-    reads_state = reads_state or any(each.startswith(_DRAWING) for each in operations)
+        reads_state = reads_state or any(_may_change(held) for held in wrapper.function.captured_inputs)
+    reads_state = reads_state or any(operation.startswith(_DRAWING) for operation in operations)
     return Stage(kind=_KINDS.get(name, "other"), operations=frozenset(operations), reads_state=reads_state)
 
 

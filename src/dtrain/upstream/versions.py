@@ -36,15 +36,15 @@ def installed_tensorflow(wheels: Any = importlib.metadata) -> tuple[str, str]:
     Raises:
         UnsupportedVersionError: no wheel provides TensorFlow.
     """
-    if found := _installed("tensorflow", wheels):
-        return found
+    if wheel := _installed("tensorflow", wheels):
+        return wheel
     raise UnsupportedVersionError("TensorFlow is not installed.", hint=_INSTALL)
 
 
 def installed_keras(wheels: Any = importlib.metadata) -> tuple[str, str]:
     """The name of the wheel that provides Keras, and its version; arguments and errors as above."""
-    if found := _installed("keras", wheels):
-        return found
+    if wheel := _installed("keras", wheels):
+        return wheel
     raise UnsupportedVersionError("Keras is not installed.", hint=_INSTALL_KERAS)
 
 
@@ -62,7 +62,7 @@ def _installed(package: str, wheels: Any) -> tuple[str, str] | None:
 
 def numbers(version: str) -> tuple[int, ...]:
     """All numbers of a version, in their order."""
-    return tuple(int(each) for each in re.findall(r"\d+", version))
+    return tuple(int(digits) for digits in re.findall(r"\d+", version))
 
 
 @functools.cache  # the engine asks at each call of a step
@@ -113,10 +113,10 @@ def require_keras(version: str, feature: str) -> None:
     Raises:
         UnsupportedVersionError: the installed Keras is older.
     """
-    _, found = installed_keras()
-    if minor(found) < minor(version):
+    _, installed = installed_keras()
+    if minor(installed) < minor(version):
         raise UnsupportedVersionError(
-            f"{feature} needs Keras {version}, and Keras {found} is installed.",
+            f"{feature} needs Keras {version}, and Keras {installed} is installed.",
             hint=f"pip install 'keras>={version},<4'",
         )
 

@@ -95,12 +95,12 @@ class Inbox:
             PeerMismatchError: the message is of another version.
         """
         try:
-            found = self._queue.get(block=timeout != 0, timeout=timeout or None)
+            message = self._queue.get(block=timeout != 0, timeout=timeout or None)
         except queue.Empty:
             return None
-        if isinstance(found, PeerMismatchError):
-            raise found
-        return found
+        if isinstance(message, PeerMismatchError):
+            raise message
+        return message
 
 
 class Agent:
@@ -236,9 +236,9 @@ class Agent:
 
     def _environment(self, changed: Mapping[str, str | None]) -> dict[str, str]:
         env: dict[str, str | None] = {**without_task(os.environ), **changed}
-        place = env.get("DTRAIN_LOCAL_RANK")
-        if self._gpus and place is not None:
-            env["CUDA_VISIBLE_DEVICES"] = self._gpus[int(place) % len(self._gpus)]
+        local_rank = env.get("DTRAIN_LOCAL_RANK")
+        if self._gpus and local_rank is not None:
+            env["CUDA_VISIBLE_DEVICES"] = self._gpus[int(local_rank) % len(self._gpus)]
         if self._interface:
             env.setdefault("NCCL_SOCKET_IFNAME", f"={self._interface}")
         return {name: value for name, value in env.items() if value is not None}
@@ -312,8 +312,8 @@ def main() -> int:
         welcome = inbox.get()
         if not isinstance(welcome, Welcome):
             return 1
-        found = Agent(connection.send, inbox, welcome, gpus, invite.interface).run(ended.is_set)
-        return 1 if found is None else 0
+        outcome = Agent(connection.send, inbox, welcome, gpus, invite.interface).run(ended.is_set)
+        return 1 if outcome is None else 0
     except (PeerMismatchError, ConfigurationError) as error:
         connection.send(Refused(error.message, error.hint))
         return 1

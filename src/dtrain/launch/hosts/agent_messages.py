@@ -264,12 +264,12 @@ def parse(text: bytes) -> HostMessage:
     if len(text) > LONGEST:
         raise Malformed(f"{len(text)} bytes")
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
         raise Malformed("no JSON") from None
-    if not isinstance(found, dict) or type(found.get("version")) is not int:
+    if not isinstance(content, dict) or type(content.get("version")) is not int:
         raise Malformed("no version")
-    version, kind = found.pop("version"), found.pop("kind", None)
+    version, kind = content.pop("version"), content.pop("kind", None)
     if version != VERSION:
         raise PeerMismatchError(
             f"The other side speaks version {version} of dtrain's messages between hosts, this one version "
@@ -277,22 +277,22 @@ def parse(text: bytes) -> HostMessage:
             hint="Install the same version of dtrain on all hosts.",
         )
     fields = _FIELDS.get(kind) if isinstance(kind, str) else None
-    if fields is None or fields.keys() != found.keys():
+    if fields is None or fields.keys() != content.keys():
         raise Malformed("no known kind with its fields")
-    if not all(_fits(value, fields[name]) for name, value in found.items()):
+    if not all(_fits(value, fields[name]) for name, value in content.items()):
         raise Malformed("a field of another type")
-    return _KINDS[kind](**found)
+    return _KINDS[kind](**content)
 
 
 def _fits(value: Any, hint: Any) -> bool:
     """Whether a value of JSON has a type; no number is a boolean, and every number is small and finite."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, each) for each in arguments)
+        return any(_fits(value, argument) for argument in arguments)
     if origin is Sequence:
-        return isinstance(value, list) and all(_fits(each, arguments[0]) for each in value)
+        return isinstance(value, list) and all(_fits(item, arguments[0]) for item in value)
     if origin is Mapping:
-        return isinstance(value, dict) and all(_fits(each, arguments[1]) for each in value.values())
+        return isinstance(value, dict) and all(_fits(item, arguments[1]) for item in value.values())
     if hint is float:
         return type(value) in (int, float) and abs(value) < 1 << 63
     return type(value) is hint and (hint is not int or abs(value) < 1 << 63)

@@ -139,15 +139,16 @@ class HostsLauncher(Launcher):
         """
         base = without_task(os.environ)
         # By node: another agent may be on the task's host since the addresses were chosen.
-        agents = [self._agents[self._places[each.task].hello.node] for each in commands]
+        agents = [self._agents[self._places[command.task].hello.node] for command in commands]
         tasks = [
-            agent.start(each, changes(base, each.env)) for agent, each in zip(agents, commands, strict=True)
+            agent.start(command, changes(base, command.env))
+            for agent, command in zip(agents, commands, strict=True)
         ]
         for command, agent, task in zip(commands, agents, tasks, strict=True):
             answer = agent.answer(task.id)
             if isinstance(answer, Started) and answer.reason:
-                for each in tasks:
-                    each.signal(signal.SIGKILL)
+                for started in tasks:
+                    started.signal(signal.SIGKILL)
                 raise OSError(f"{command.task} could not be started on {agent}: {answer.reason}")
             if isinstance(answer, Started):
                 task.pid = answer.pid
@@ -167,8 +168,8 @@ class HostsLauncher(Launcher):
         # An agent takes its addresses from SSH_CONNECTION; that of the user's own login would be wrong.
         env = {name: value for name, value in os.environ.items() if name != "SSH_CONNECTION"}
         output: deque[str] = deque(maxlen=50)
-        found: list[RemoteAgent] = []
-        with piped(command, env, lambda: _END_SECONDS if found else 0.0) as (process, stdin, stdout, stderr):
+        agents: list[RemoteAgent] = []
+        with piped(command, env, lambda: _END_SECONDS if agents else 0.0) as (process, stdin, stdout, stderr):
             errors = threading.Thread(
                 target=self._show_errors, args=(stderr, invite.host, output), daemon=True
             )
@@ -186,7 +187,7 @@ class HostsLauncher(Launcher):
             reading, writing = os.dup(stdout.fileno()), os.dup(stdin.fileno())
             stdin.close()
             stdout.close()
-            connection = self._handshake(reading, writing, invite, found, why)
+            connection = self._handshake(reading, writing, invite, agents, why)
             try:
                 yield
             finally:
@@ -297,9 +298,9 @@ class HostsLauncher(Launcher):
         if agent.lost:
             return
         if isinstance(message, Report):
-            found = task_messages.parse(message.line.encode())
-            if found is not None:
-                self.session.events.put(found)
+            event = task_messages.parse(message.line.encode())
+            if event is not None:
+                self.session.events.put(event)
         elif isinstance(message, Signalled):
             self.session.events.put(message.signum)
         else:
@@ -330,7 +331,7 @@ class HostsLauncher(Launcher):
                 return
             if missing:
                 raise PeerMissingError(
-                    " ".join([missing, *(each.reason for each in self._refusals[-3:])]),
+                    " ".join([missing, *(refusal.reason for refusal in self._refusals[-3:])]),
                     hint=self._absent_hint,
                 )
             for event in self.session.remaining_events():
@@ -358,7 +359,7 @@ class HostsLauncher(Launcher):
             )
         ordered = {"worker": slots, "ps": present, "chief": present}
         left = tasks if workers <= len(slots) else tasks[: len(slots)]
-        return [ordered[each.job][each.index % len(ordered[each.job])] for each in left]
+        return [ordered[task.job][task.index % len(ordered[task.job])] for task in left]
 
     def _ports(self, agent: RemoteAgent, answer: object, count: int) -> Sequence[int]:
         if isinstance(answer, Reserved) and len(answer.ports) == count:
@@ -374,8 +375,8 @@ class HostsLauncher(Launcher):
         """The address at which the other hosts reach the tasks of an agent."""
         own = [agent.hello.address]
         if not beyond_loopback(agent.hello.address):  # the coordinator's host: what others call it
-            own = [each.hello.reached for each in self._present()]
-        found = next(filter(beyond_loopback, own), "")
-        if found:
-            return f"[{found}]" if ":" in found else found
+            own = [other.hello.reached for other in self._present()]
+        address = next(filter(beyond_loopback, own), "")
+        if address:
+            return f"[{address}]" if ":" in address else address
         return loopback_host()

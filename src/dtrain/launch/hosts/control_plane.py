@@ -145,8 +145,8 @@ class _Endpoint(threading.Thread):
     def _read_monitor(self) -> None:
         with contextlib.suppress(zmq.Again):
             while True:
-                found = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
-                self._on_event(found["event"], found["value"])
+                message = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+                self._on_event(message["event"], message["value"])
 
     def _read(self) -> Iterator[list[bytes]]:
         with contextlib.suppress(zmq.Again):
@@ -282,12 +282,12 @@ class ControlServer(_Endpoint):
                 self._idle_at = self._clock.deadline(_IDLE)
                 self._on_idle()
             try:
-                found = self._arrived.get(timeout=_IDLE)
+                arrival = self._arrived.get(timeout=_IDLE)
             except queue.Empty:
                 continue
-            if found is None:
+            if arrival is None:
                 return
-            peer, body = found
+            peer, body = arrival
             if not body:
                 self._on_lost(peer)
                 continue

@@ -30,7 +30,7 @@ def parse_hosts(text: str, slots: int = 1) -> dict[str, int]:
     Raises:
         ConfigurationError: the text has another form, or names a host twice.
     """
-    return _collect(((each.strip(), "--hosts") for each in text.split(",")), _ENTRY, slots)
+    return _collect(((entry.strip(), "--hosts") for entry in text.split(",")), _ENTRY, slots)
 
 
 def read_hostfile(path: Path, slots: int = 1) -> dict[str, int]:
@@ -52,7 +52,7 @@ def read_hostfile(path: Path, slots: int = 1) -> dict[str, int]:
 
 
 def _collect(entries: Iterable[tuple[str, str]], form: re.Pattern[str], slots: int) -> dict[str, int]:
-    found: dict[str, int] = {}
+    hosts: dict[str, int] = {}
     all_slots = 0
     for text, place in entries:
         match = form.fullmatch(text)
@@ -65,17 +65,17 @@ def _collect(entries: Iterable[tuple[str, str]], form: re.Pattern[str], slots: i
         host = match[1].replace("[", "").replace("]", "")
         if problem := host_problem(host.rpartition("@")[2]):
             raise ConfigurationError(f"{place}: {text[:80]!r} {problem}.", hint=_EXAMPLE)
-        if host in found:
+        if host in hosts:
             raise ConfigurationError(
                 f"{place}: the host {host} is named twice.",
                 hint=f"Name it once, with all of its workers, such as {host}:{2 * slots}.",
             )
-        found[host] = number
+        hosts[host] = number
         if (all_slots := all_slots + number) > MOST_TASKS:
             raise ConfigurationError(
                 f"{place}: up to here the hosts have {all_slots} workers, more than {MOST_TASKS}.",
                 hint="Name fewer hosts, or fewer workers on each.",
             )
-    if not found:
+    if not hosts:
         raise ConfigurationError("No host was given.", hint=_EXAMPLE)
-    return found
+    return hosts

@@ -47,15 +47,15 @@ def nodes_secret(nodes: Nodes) -> Secret:
     path = nodes.secret_file or settings.secret_file()
     if path is not None:
         return secret.read_secret(path)
-    found = secret.job_secret(_rendezvous(nodes))
-    if found is None:
+    job_secret = secret.job_secret(_rendezvous(nodes))
+    if job_secret is None:
         raise ConfigurationError(
             f"The rendezvous {nodes.rendezvous} can be reached from other hosts, and the job has no secret: "
             "anybody there could run programs here.",
             hint="Make one: (umask 077; head -c 32 /dev/urandom | base64 > ~/job-secret). Copy the file to "
             "all hosts (mode 600), and name it on each: --secret-file ~/job-secret, or DTRAIN_SECRET_FILE.",
         )
-    return found
+    return job_secret
 
 
 def _rendezvous(nodes: Nodes) -> Topology:
@@ -201,11 +201,11 @@ class NodesLauncher(HostsLauncher):
                 self._waiting[hello.node] = peer, hello, until
                 self.session.say(f"Node {hello.node} ({hello.host}) waits until {other} counts as lost.")
                 return
-            found = self._register(functools.partial(server.send, peer), hello)
-            if found is not None:
-                self._connected[peer] = found
+            agent = self._register(functools.partial(server.send, peer), hello)
+            if agent is not None:
+                self._connected[peer] = agent
                 waits = ", and waits as a spare" if len(self._present()) > self._nodes.most else ""
-                self.session.say(f"{found} has joined, from {hello.address or 'this host'}{waits}.")
+                self.session.say(f"{agent} has joined, from {hello.address or 'this host'}{waits}.")
                 self.session.events.put(0)  # an elastic job may grow
 
     def _refuse_late(self) -> None:
@@ -218,7 +218,7 @@ class NodesLauncher(HostsLauncher):
 
     def _on_lost(self, peer: bytes) -> None:
         with self._changed:  # the engine must not see the rank empty before the waiting node has taken it
-            self._waiting = {node: each for node, each in self._waiting.items() if each[0] != peer}
+            self._waiting = {node: entry for node, entry in self._waiting.items() if entry[0] != peer}
             agent = self._connected.pop(peer, None)
             if agent is None:
                 return
@@ -265,9 +265,9 @@ def join_nodes(nodes: Nodes, command: Sequence[str], clock: Clock = REAL) -> int
         return end.status
     if agent.signals:
         return 128 + agent.signals[-1]
-    what = "has ended without a message" if watch.gone else f"was silent for {control_plane.LEASE:g} s"
+    reason = "has ended without a message" if watch.gone else f"was silent for {control_plane.LEASE:g} s"
     raise PeerMissingError(
-        f"The coordinator of the job at {nodes.rendezvous} (node 0) {what}; the tasks of node {nodes.rank} "
+        f"The coordinator of the job at {nodes.rendezvous} (node 0) {reason}; the tasks of node {nodes.rank} "
         "were ended.",
         hint="See the output of node 0, and start the job again on all nodes.",
     )
@@ -286,11 +286,11 @@ def _welcomed(
             own, reached = _ends(host, port)
             own = _own_address(nodes) or own
             client.send(hello(nodes.rank, "", nodes.per_node, own, reached, command[1:]))
-        found = inbox.get(timeout=0.2)
-        if isinstance(found, Welcome):
-            return found
-        if isinstance(found, Refused):
-            raise PeerMismatchError(f"Node 0 refused this node: {found.reason}", hint=found.hint)
+        message = inbox.get(timeout=0.2)
+        if isinstance(message, Welcome):
+            return message
+        if isinstance(message, Refused):
+            raise PeerMismatchError(f"Node 0 refused this node: {message.reason}", hint=message.hint)
         if not client.proved and client.unproved >= _UNPROVED:
             raise AuthenticationError(
                 f"What answers at {nodes.rendezvous} does not know the secret of node {nodes.rank}.",
@@ -314,8 +314,8 @@ def _own_address(nodes: Nodes) -> str:
 def _ends(host: str, port: int) -> tuple[str, str]:
     """The addresses, without a port, of this host towards another one, and of the other; "" if unknown."""
     with contextlib.suppress(OSError):
-        *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        return host_towards([f"[{place[0]}]:{port}"]).strip("[]"), str(place[0])
+        *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        return host_towards([f"[{address[0]}]:{port}"]).strip("[]"), str(address[0])
     return "", ""
 
 
@@ -375,10 +375,10 @@ class _CoordinatorWatch:
 def _resolved(host: str, port: int) -> list[tuple[str, int]]:
     """The addresses of a name; the name itself if it cannot be resolved now."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
         return [(host, port)]
-    return [(str(place[0]), int(place[1])) for *_, place in found]
+    return [(str(address[0]), int(address[1])) for *_, address in addresses]
 
 
 def _refuses(place: tuple[str, int]) -> bool:

@@ -97,9 +97,9 @@ class _Driver:
         from ray.util import placement_group
 
         order = self._order
-        first = placement_group([dict(each) for each in order.bundles[: order.together]], order.strategy)
-        alone = [placement_group([dict(each)]) for each in order.bundles[order.together :]]
-        return [*((first, index) for index in range(order.together)), *((each, 0) for each in alone)]
+        first = placement_group([dict(bundle) for bundle in order.bundles[: order.together]], order.strategy)
+        alone = [placement_group([dict(bundle)]) for bundle in order.bundles[order.together :]]
+        return [*((first, index) for index in range(order.together)), *((group, 0) for group in alone)]
 
     def _serve(self, node: int, group: Any, index: int) -> None:
         """Keep an agent running in a place, until the driver ends."""

@@ -194,12 +194,12 @@ class RayLauncher(HostsLauncher):
                     hint=f"See its messages above, and the logs of Ray on {host}.",
                 ),
             )
-            self._links = [*(each for each in self._links if not each[1].ended), (link, connection)]
+            self._links = [*(pair for pair in self._links if not pair[1].ended), (link, connection)]
 
     def _register(self, send: Callable[[HostMessage], None], hello: Hello) -> RemoteAgent | None:
-        found = super()._register(send, hello)
+        agent = super()._register(send, hello)
         self.session.events.put(0)  # an elastic job may grow
-        return found
+        return agent
 
     def _missing(self, waited: float) -> str | None:
         present, wanted = len(self._present()), sum(self._jobs.values())
@@ -210,14 +210,14 @@ class RayLauncher(HostsLauncher):
 
     def _unplaced(self, waited: float, present: int) -> str:
         tasks = counted(sum(self._jobs.values()), "task")
-        each = " and ".join(filter(None, [counted(self._wanted.cpus, "CPU"), self._gpus_in_words()]))
+        resources = " and ".join(filter(None, [counted(self._wanted.cpus, "CPU"), self._gpus_in_words()]))
         if not self._cluster and not self._addresses:
             return f"Ray at {self._wanted.address} has not answered in {waited:.0f} s."
         silent = self.session.clock.now() - self._heard_at
         if self._cluster and silent > _SILENT:
             return f"Ray at {self._wanted.address} has not answered for {silent:.0f} s: has its head ended?"
         return (
-            f"Ray has placed {present} of {tasks} with {each} each ({self._wanted.placement}) in "
+            f"Ray has placed {present} of {tasks} with {resources} each ({self._wanted.placement}) in "
             f"{waited:.0f} s. {self._cluster}"
         )
 
@@ -252,7 +252,7 @@ class RayLauncher(HostsLauncher):
             PeerMissingError: Ray has no place for a task, or has moved it away from its assigned address.
         """
         if self._jobs["ps"]:
-            nodes = {each.task: self._places[each.task].hello.node for each in commands}
+            nodes = {command.task: self._places[command.task].hello.node for command in commands}
             there = set(nodes.values())
             waited = self._wait(lambda: there <= {agent.hello.node for agent in self._present()})
             for task, node in nodes.items():
@@ -300,10 +300,10 @@ def check_version() -> None:
     """
     oldest = ".".join(map(str, OLDEST))
     try:
-        found = importlib.metadata.version("ray")
+        version = importlib.metadata.version("ray")
     except importlib.metadata.PackageNotFoundError:
         raise errors.UnsupportedVersionError("Ray is not installed.", hint=INSTALL) from None
-    if tuple(map(int, re.findall(r"\d+", found)[:2])) < OLDEST:
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
         raise errors.UnsupportedVersionError(
-            f"Ray {found} is installed, and dtrain needs {oldest} or later.", hint=INSTALL
+            f"Ray {version} is installed, and dtrain needs {oldest} or later.", hint=INSTALL
         )

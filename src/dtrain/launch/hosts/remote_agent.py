@@ -108,8 +108,8 @@ class RemoteAgent:
         """Ask about a task (see `messages.Ask`); returns the answer, or False if none came in time."""
         number = self._ask()
         self.send(Ask(number, id, what, patience=patience, **about))  # type: ignore[arg-type]
-        found = self.answer(number, _ANSWER + 2 * patience)
-        return isinstance(found, Answer) and found.value
+        answer = self.answer(number, _ANSWER + 2 * patience)
+        return isinstance(answer, Answer) and answer.value
 
     def answer(self, number: int, timeout: float | None = None) -> Reserved | Answer | Started | None:
         """Wait for the answer to a request; None if the agent is gone, or after `timeout` seconds."""

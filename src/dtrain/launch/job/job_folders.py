@@ -100,8 +100,8 @@ def _is_dead(folder: str) -> bool:
         # A link, a file or another user's folder cannot be opened, or is found out here.
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         stack.callback(os.close, opened)
-        found = os.fstat(opened)
-        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != _PRIVATE:
+        status = os.fstat(opened)
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != _PRIVATE:
             return False
         lock = os.open(_LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=opened)
         stack.callback(os.close, lock)

@@ -116,9 +116,9 @@ class Session:
         with contextlib.ExitStack() as stack:
             try:
                 temporary = tempfile.gettempdir()
-                place = temporary if len(temporary) < _LONGEST else "/tmp"
-                job_folders.clear_dead(place, job_folders.MEMORY)
-                self._scratch = job_folders.make(place)
+                parent = temporary if len(temporary) < _LONGEST else "/tmp"
+                job_folders.clear_dead(parent, job_folders.MEMORY)
+                self._scratch = job_folders.make(parent)
                 stack.callback(job_folders.remove, self._scratch)
                 secret.write_secret(self.secret(), self._shared_secret)
             except OSError as error:

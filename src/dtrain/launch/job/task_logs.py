@@ -70,14 +70,14 @@ class TaskLogs:
     def _run(self) -> None:
         while True:
             lines: dict[Path, list[str]] = {}
-            found = self._queue.get()
+            entry = self._queue.get()
             with contextlib.suppress(queue.Empty):
-                while found is not None:
-                    lines.setdefault(found[0], []).append(found[1])
-                    found = self._queue.get_nowait()
+                while entry is not None:
+                    lines.setdefault(entry[0], []).append(entry[1])
+                    entry = self._queue.get_nowait()
             for path, some in lines.items():
                 self._write(path, some)
-            if found is None:
+            if entry is None:
                 return
 
     def _write(self, path: Path, lines: list[str]) -> None:

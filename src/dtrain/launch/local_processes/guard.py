@@ -46,7 +46,7 @@ def marked_processes(mark: str) -> list[int]:
     """
     needle = mark.encode()
     prefix = MARK_VARIABLE.encode() + b"="
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         pid = int(entry.name)
         try:
@@ -56,8 +56,8 @@ def marked_processes(mark: str) -> list[int]:
         except OSError:  # the process has ended, or this user may not read its environment
             continue
         if any(v.startswith(prefix) and needle in v[len(prefix) :].split(b"/") for v in variables):
-            found.append(pid)
-    return found
+            pids.append(pid)
+    return pids
 
 
 def kill_marked(mark: str, *, patience: float = 2.0) -> int:
@@ -69,8 +69,8 @@ def kill_marked(mark: str, *, patience: float = 2.0) -> int:
     deadline = time.monotonic() + patience
     killed: set[int] = set()
     # Repeat, because a process may have started another one between the search and its SIGKILL.
-    while found := marked_processes(mark):
-        for pid in found:
+    while pids := marked_processes(mark):
+        for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
@@ -135,9 +135,9 @@ def main() -> None:
     began = time.time()
     job, _, word = sys.stdin.buffer.read().partition(b"\n")
     if word != RELEASE and job:
-        found = json.loads(job)
-        kill_marked(found["mark"], patience=10.0)
-        for folder in found["folders"]:
+        content = json.loads(job)
+        kill_marked(content["mark"], patience=10.0)
+        for folder in content["folders"]:
             remove_folder(folder, patience=5.0)
         remove_shared_memory(began, patience=10.0)
 

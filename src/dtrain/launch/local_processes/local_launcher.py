@@ -66,18 +66,18 @@ class LocalLauncher(Launcher):
         """
         with reserve_ports(len(tasks)) as ports:
             yield [
-                Assignment(each, {"DTRAIN_LOCAL_RANK": str(each.local_rank)})
-                for each in local_topologies(tasks, ports)
+                Assignment(topology, {"DTRAIN_LOCAL_RANK": str(topology.local_rank)})
+                for topology in local_topologies(tasks, ports)
             ]
 
     def start(self, commands: Sequence[TaskCommand]) -> list[LocalProcess]:
         """Start a process for each task."""
         processes: list[LocalProcess] = []
         try:
-            for each in commands:
-                process = self.start_process(each.command, self.task_environment(each))
+            for command in commands:
+                process = self.start_process(command.command, self.task_environment(command))
                 processes.append(process)
-                process.become(each.task, self.session.console)
+                process.become(command.task, self.session.console)
         except OSError:
             for process in processes:
                 process.signal(signal.SIGKILL)

@@ -118,7 +118,7 @@ class LocalProcess(TaskHandle):
     def _started(self, pid: int) -> bool:
         """Whether a process is in this process's session, or is one of its descendants."""
         return os.getsid(pid) == self.pid or any(
-            each.pid == self.pid for each in psutil.Process(pid).parents()
+            parent.pid == self.pid for parent in psutil.Process(pid).parents()
         )
 
     def has_taken(self, pid: int, signum: int) -> bool:

@@ -43,16 +43,16 @@ def wait_for_order(path: str) -> None:
     order, ready = pipes
     del os.environ["DTRAIN_SPARE"]
     with os.fdopen(order, "rb", buffering=0) as pipe:  # so that an order which has come is still in the pipe
-        found = json.loads(pipe.readline())  # the attributes of an ImportsNote
+        note = json.loads(pipe.readline())  # the attributes of an ImportsNote
         with _dispensable():
             with _unimportant(pipe):
-                imported = _import_all(found)
+                imported = _import_all(note)
             os.close(ready)
             text = pipe.read()
             if not text:
                 os._exit(0)
     _change(json.loads(text))
-    _Watch(imported, found, path).begin()
+    _Watch(imported, note, path).begin()
 
 
 def _import_all(found: Mapping[str, Any]) -> dict[str, str]:
@@ -134,8 +134,8 @@ def _inside(packages: Sequence[str]) -> Iterator[str]:
     for package in packages:
         with contextlib.suppress(Exception):
             path = importlib.import_module(package).__path__
-            for found in pkgutil.walk_packages(path, f"{package}.", onerror=lambda name: None):
-                yield found.name
+            for module in pkgutil.walk_packages(path, f"{package}.", onerror=lambda name: None):
+                yield module.name
 
 
 @contextlib.contextmanager

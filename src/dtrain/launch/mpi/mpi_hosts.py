@@ -64,14 +64,14 @@ class MPIHostsLauncher(SSHLauncher):
             PeerMissingError: too few hosts are left.
         """
         with super().assign(tasks, env) as assigned:
-            agents = [self._places[each.topology.task] for each in assigned]
-            addresses = {each: self._address(each) for each in agents}
+            agents = [self._places[assignment.topology.task] for assignment in assigned]
+            addresses = {agent: self._address(agent) for agent in agents}
             start = _MPIStartOnHosts(self._starter, addresses, self._env, self.session.clock)
             try:
                 ranks = start.ranks(agents)
                 yield [
-                    Assignment(each.topology, {**each.variables, **rank})
-                    for each, rank in zip(assigned, ranks, strict=True)
+                    Assignment(assignment.topology, {**assignment.variables, **rank})
+                    for assignment, rank in zip(assigned, ranks, strict=True)
                 ]
                 ended = start.ended()
                 if ended:
@@ -107,20 +107,20 @@ class _MPIStartOnHosts:
 
     def ranks(self, agents: Sequence[RemoteAgent]) -> list[dict[str, str]]:
         """The variables of each rank, in rank order; rank N is on the host of agent N."""
-        hosts = Counter(self._addresses[each] for each in agents)
+        hosts = Counter(self._addresses[agent] for agent in agents)
         first = {address: agent for agent, address in reversed([*self._addresses.items()])}
         self._run(agents[0], self._starter.start_on(hosts, PLACEHOLDER))
-        found: dict[int, dict[str, str]] = {}
+        ranks: dict[int, dict[str, str]] = {}
         deadline = self._clock.deadline(PATIENCE)
-        while len(found) < len(agents):
+        while len(ranks) < len(agents):
             try:
                 host, message = self._messages.get(timeout=deadline.left())
             except queue.Empty:
-                what = f"has started {len(found)} of {len(agents)} ranks in {PATIENCE:g} s"
-                raise self._failed(what) from None
+                problem = f"has started {len(ranks)} of {len(agents)} ranks in {PATIENCE:g} s"
+                raise self._failed(problem) from None
             if message is None:
-                what = "" if host is self._started[0] else "has a daemon that "
-                raise self._failed(f"{what}{describe_exit(host.exit_code or 0)} on {host.agent}", host)
+                prefix = "" if host is self._started[0] else "has a daemon that "
+                raise self._failed(f"{prefix}{describe_exit(host.exit_code or 0)} on {host.agent}", host)
             if isinstance(message, list):
                 name, *words = map(str, message)
                 if name not in first:
@@ -134,8 +134,8 @@ class _MPIStartOnHosts:
             if self._addresses[agents[number]] != self._addresses[host.agent]:
                 raise self._failed(f"has started rank {number} on {host.agent}, not on {agents[number]}")
             # The starter copies the first host's settings to all hosts, so each host's own replace them.
-            found[number] = {**own, **self._common, **self._network(host.agent)}
-        return [found[number] for number in sorted(found)]
+            ranks[number] = {**own, **self._common, **self._network(host.agent)}
+        return [ranks[number] for number in sorted(ranks)]
 
     def ended(self) -> str:
         """How the starter has ended by itself; "" if it has not."""
@@ -148,8 +148,8 @@ class _MPIStartOnHosts:
 
     def close(self) -> None:
         """End the start on all hosts."""
-        for each in self._started:
-            each.signal(signal.SIGKILL)
+        for task in self._started:
+            task.signal(signal.SIGKILL)
 
     def _run(self, agent: RemoteAgent, command: Sequence[str]) -> None:
         """Run a command of the MPI start on an agent's host."""

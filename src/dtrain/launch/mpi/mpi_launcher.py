@@ -65,7 +65,8 @@ class MPILauncher(LocalLauncher):
         own = {name: value for name, value in self._starter.for_ranks().items() if name not in env}
         with super().assign(tasks, env) as assigned, self._ranks(len(tasks), {**env, **own}) as ranks:
             yield [
-                Assignment(each.topology, {**own, **rank}) for each, rank in zip(assigned, ranks, strict=True)
+                Assignment(assignment.topology, {**own, **rank})
+                for assignment, rank in zip(assigned, ranks, strict=True)
             ]
 
     @contextlib.contextmanager
@@ -90,10 +91,10 @@ class MPILauncher(LocalLauncher):
     def _memory(self, folder: Path, size: int) -> Path:
         """A folder for the ranks' shared memory; killed ranks leave files in it, so `_ranks` deletes it."""
         base = self.session.scratch_memory()
-        place = job_folders.for_shared_memory(folder, base, size)
-        if place != base:
-            return place
-        memory = place / folder.name
+        parent = job_folders.for_shared_memory(folder, base, size)
+        if parent != base:
+            return parent
+        memory = parent / folder.name
         memory.mkdir(mode=0o700)
         return memory
 
@@ -140,18 +141,18 @@ class _PlaceholderStart:
 
     def ranks(self) -> list[dict[str, str]]:
         """The variables that the starter has added to each rank's environment, in rank order."""
-        found: dict[int, dict[str, str]] = {}
+        ranks: dict[int, dict[str, str]] = {}
         deadline = self._clock.deadline(PATIENCE)
-        while len(found) < self._size:
+        while len(ranks) < self._size:
             own = self._next_rank()
             if own is not None:
                 number, variables = self._read(own)
-                found[number] = variables
+                ranks[number] = variables
             elif self._process.poll() is not None:
                 raise self._failed(f"ended with exit status {self._process.returncode}")
             elif deadline.passed():
-                raise self._failed(f"has started {len(found)} of {self._size} ranks in {PATIENCE:g} s")
-        return [found[number] for number in sorted(found)]
+                raise self._failed(f"has started {len(ranks)} of {self._size} ranks in {PATIENCE:g} s")
+        return [ranks[number] for number in sorted(ranks)]
 
     def close(self) -> None:
         """End the starter and its placeholders. The tasks have ended, or the engine ends them."""

@@ -75,7 +75,7 @@ class Starter:
 
     def for_ranks(self, *, of_one_host: bool = True) -> dict[str, str]:
         """The variables to set for the ranks, unless the user has set them."""
-        found = {
+        variables = {
             # By default, mpi4py calls MPI_Finalize in a failed process, which then waits for its peers while
             # they wait for it.
             "MPI4PY_RC_FINALIZE": "0",
@@ -84,7 +84,9 @@ class Starter:
             # A waiting rank yields its core to TensorFlow's threads.
             "OMPI_MCA_mpi_yield_when_idle": "1",
         }
-        return {n: value for n, value in found.items() if self.kind == "openmpi" or not n.startswith("OMPI")}
+        return {
+            n: value for n, value in variables.items() if self.kind == "openmpi" or not n.startswith("OMPI")
+        }
 
     def _options(self, size: int) -> list[str]:
         if self.kind == "openmpi":

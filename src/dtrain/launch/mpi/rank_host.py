@@ -57,7 +57,7 @@ def _guard(mark: str, folders: list[Path]) -> None:
     """Start a guard, which kills what has the mark and deletes the folders when this process has ended."""
     env = guard.unmarked()
     reading, writing = os.pipe()  # the writing end stays open as long as this process lives
-    os.write(writing, guard.order(mark, [str(each) for each in folders]))
+    os.write(writing, guard.order(mark, [str(folder) for folder in folders]))
     nowhere, command = subprocess.DEVNULL, [*_PYTHON, guard.__file__]
     subprocess.Popen(command, env=env, stdin=reading, stdout=nowhere, stderr=nowhere, start_new_session=True)
     os.close(reading)
@@ -89,17 +89,17 @@ def _serve(listener: socket.socket, folder: Path, memory: Path | None) -> None:
     while True:
         connection, _ = listener.accept()
         connections.append(connection)
-        place = job_folders.for_shared_memory(folder, memory, len(connections))
-        threading.Thread(target=_pass_on, args=(connection, place), daemon=True).start()
+        shared = job_folders.for_shared_memory(folder, memory, len(connections))
+        threading.Thread(target=_pass_on, args=(connection, shared), daemon=True).start()
 
 
 def _pass_on(connection: socket.socket, memory: Path) -> None:
     with connection.makefile("rb") as lines:
         text = lines.readline()
-    found = json.loads(text or "{}")
-    if isinstance(found, dict) and found:
-        found |= {f"OMPI_MCA_btl_{name}_backing_directory": str(memory) for name in ("sm", "vader")}
-    line = json.dumps(found) + "\n"
+    variables = json.loads(text or "{}")
+    if isinstance(variables, dict) and variables:
+        variables |= {f"OMPI_MCA_btl_{name}_backing_directory": str(memory) for name in ("sm", "vader")}
+    line = json.dumps(variables) + "\n"
     os.write(sys.stdout.fileno(), line.encode("ascii"))  # whole, because other threads write too
 
 

@@ -111,7 +111,7 @@ class AttemptPolicy(Policy):
         self.spec = spec
         self.clock = clock
         self.record = record
-        self.addresses = {each.task: each.address for each in topologies}
+        self.addresses = {topology.task: topology.address for topology in topologies}
         self.find: Callable[[Task], TaskHandle | None] = lambda task: None
         self.failures: dict[Task, FailureNote] = {}
         self.latest: dict[Task, Progress] = {}

@@ -125,11 +125,11 @@ class ParameterServerJob(RestartedJob):
     @contextlib.contextmanager
     def attempt(self, number: int) -> Iterator[tuple[AttemptPolicy, Sequence[TaskCommand]]]:
         """One attempt; the tasks and their addresses are the same in all attempts."""
-        topologies = [each.topology for each in self._assigned]
+        topologies = [assignment.topology for assignment in self._assigned]
         # A launcher that cannot start one task again has no restarts for a single worker.
         budget = self._budget if self.launcher.restarts_task else Budget(0, self.session.clock)
         attempt = ParameterServerPolicy(self.spec, self.record, topologies, self.session.clock, budget)
-        yield attempt, [self.command(each, number) for each in self._assigned]
+        yield attempt, [self.command(assignment, number) for assignment in self._assigned]
 
     def failure(
         self, outcome: JobOutcome, task: Task, exception: str | None, attempt: AttemptPolicy

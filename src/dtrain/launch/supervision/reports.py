@@ -18,15 +18,15 @@ def report(outcome: JobOutcome) -> list[str]:
     if outcome.signal is not None:
         name = signal.Signals(outcome.signal).name
         saved = exit_status(outcome) == RUN_AGAIN
-        what = f"has saved a checkpoint; run the job again (status {RUN_AGAIN})" if saved else "was ended"
+        end = f"has saved a checkpoint; run the job again (status {RUN_AGAIN})" if saved else "was ended"
         who = "the chief" if saved and _has_chief(outcome) else "every task"
-        lines.append(f"[dtrain] {name} was received: {who} {what}.")
+        lines.append(f"[dtrain] {name} was received: {who} {end}.")
     failed = outcome.first_failure
     if failed is not None:
-        what = outcome.reason or describe_exit(outcome.exit_codes[failed])
-        lines.append(f"[dtrain] {failed} failed: it {what}.")
+        reason = outcome.reason or describe_exit(outcome.exit_codes[failed])
+        lines.append(f"[dtrain] {failed} failed: it {reason}.")
         lines += _tail(outcome, failed)
-        lines.append(f"[dtrain] {failed} {what}; the job was ended.")
+        lines.append(f"[dtrain] {failed} {reason}; the job was ended.")
     return lines
 
 

@@ -91,10 +91,10 @@ class RestartedJob(ABC):
                 attempt.find = job.handle
                 outcome = job.run(after=delay)
             attempt.close()
-            found = self._next(outcome, attempt)
-            if found is None:
+            pause = self._next(outcome, attempt)
+            if pause is None:
                 return outcome
-            number, delay = number + 1, found
+            number, delay = number + 1, pause
 
     def finish(self, outcome: JobOutcome) -> None:
         """Show a final hint and, after success, delete what tasks marked for removal.

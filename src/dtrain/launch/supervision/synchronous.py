@@ -244,7 +244,7 @@ class SynchronousJob(RestartedJob):
             attempt = SynchronousPolicy(
                 self.spec,
                 self.record,
-                [each.topology for each in assigned],
+                [assignment.topology for assignment in assigned],
                 self.session.clock,
                 places,
                 self._members,
@@ -255,8 +255,8 @@ class SynchronousJob(RestartedJob):
             yield (
                 attempt,
                 [
-                    self.command(each, number, self._of_place(place))
-                    for each, place in zip(assigned, places, strict=True)
+                    self.command(assignment, number, self._of_place(place))
+                    for assignment, place in zip(assigned, places, strict=True)
                 ],
             )
 

@@ -188,7 +188,7 @@ class Watchdog:
 
     def _limit(self, now: float) -> float:
         """The seconds without progress that count as a hang in the present state."""
-        usual = [each for r in self._records.values() if (each := r.last.seconds_per_step) is not None]
+        usual = [seconds for r in self._records.values() if (seconds := r.last.seconds_per_step) is not None]
         limit = self._given
         if limit is None:
             step = statistics.median(usual) if usual else 0.0
@@ -236,12 +236,12 @@ class Watchdog:
         lowest = min(record.last.step for record in among.values())
         behind = [task for task, record in among.items() if record.last.step == lowest]
         task = behind[0]
-        what = _PHASES.get(among[task].last.phase, "")
+        phase = _PHASES.get(among[task].last.phase, "")
         if len(behind) < len(among) or len(among) < len(everyone):
-            return task, f"{what} while others wait"
-        each = ", ".join(f"{task} {_PHASES.get(r.last.phase, '')[3:]}" for task, r in everyone.items())
+            return task, f"{phase} while others wait"
+        phases = ", ".join(f"{task} {_PHASES.get(r.last.phase, '')[3:]}" for task, r in everyone.items())
         gone = f"; {', '.join(map(str, self._ended))} ended before" if self._ended else ""
-        return task, f"no worker has, and the log does not show which one is the cause ({each}{gone})"
+        return task, f"no worker has, and the log does not show which one is the cause ({phases}{gone})"
 
     def _slow(self, now: float) -> Diagnosis | None:
         own = {
