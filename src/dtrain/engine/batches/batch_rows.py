@@ -115,10 +115,10 @@ def with_zero_row(leaf: Any, empty: Any) -> Any:
     if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank or leaf.shape[0] not in (None, 0):
         return leaf
     one = tf.concat([[1], tf.shape(leaf)[1:]], axis=0)
-    found = like(leaf, tf.cond(empty, lambda: tf.zeros(one, leaf.dtype), lambda: leaf))
+    padded = like(leaf, tf.cond(empty, lambda: tf.zeros(one, leaf.dtype), lambda: leaf))
     if (mask := layer_calls.mask_of(leaf)) is not None:
-        layer_calls.set_mask(found, with_zero_row(mask, empty))
-    return found
+        layer_calls.set_mask(padded, with_zero_row(mask, empty))
+    return padded
 
 
 def without_zero_row(leaf: Any, empty: Any) -> Any:
@@ -137,12 +137,12 @@ def without_zero_row(leaf: Any, empty: Any) -> Any:
         return leaf
     if leaf.shape[0] is not None and not (leaf.shape[0] == 1 and _is_true(empty)):
         return leaf
-    found = like(leaf, _cut_probabilities(leaf, empty))
+    trimmed = like(leaf, _cut_probabilities(leaf, empty))
     if (logits := layer_calls.logits_of(leaf)) is not None:
-        layer_calls.set_logits(found, like(logits, cut_row(logits, empty)))
+        layer_calls.set_logits(trimmed, like(logits, cut_row(logits, empty)))
     if (mask := layer_calls.mask_of(leaf)) is not None:
-        layer_calls.set_mask(found, cut_row(mask, empty))
-    return found
+        layer_calls.set_mask(trimmed, cut_row(mask, empty))
+    return trimmed
 
 
 def cut_row(leaf: Any, empty: Any) -> Any:
@@ -232,12 +232,12 @@ def bounds(rows: Any, replica: Any, replicas: int) -> tuple[Any, Any]:
 
     The first `rows % replicas` parts have one row more. Of tensors, `replica` may be one, too.
     """
-    each, more = rows // replicas, rows % replicas
+    share, more = rows // replicas, rows % replicas
 
     def least(number: int) -> Any:
         return min(number, more) if isinstance(rows, int) else tf.minimum(tf.cast(number, rows.dtype), more)
 
-    return replica * each + least(replica), (replica + 1) * each + least(replica + 1)
+    return replica * share + least(replica), (replica + 1) * share + least(replica + 1)
 
 
 def part_sizes(rows: Any, replicas: int) -> tf.Tensor:
@@ -335,14 +335,14 @@ def _leaves(nest: Any) -> Iterator[Any]:
 
 def present_leaves(nest: Any) -> list[Any]:
     """The leaves of a nest that are not None, in the order of `map_leaves`."""
-    found: list[Any] = []
+    leaves: list[Any] = []
 
     def note(leaf: Any) -> None:
         if leaf is not None:
-            found.append(leaf)
+            leaves.append(leaf)
 
     map_leaves(note, nest)
-    return found
+    return leaves
 
 
 def row_bytes(leaf: Any) -> int:

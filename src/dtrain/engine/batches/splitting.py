@@ -74,18 +74,16 @@ def check_rows(batch: Any, rows: Any) -> Any:
     if all(count is not None for count in known.values()):
         return rows
     same = tf.reduce_all(tf.equal(tf.stack([*counts.values()]), tf.cast(rows, tf.int64)))
-    text = ", ".join(
-        f"{name}: {{}}" for name in (each.replace("{", "(").replace("}", ")") for each in counts)
-    )
-    found = tf.strings.format(_BEGIN + text + _END, [*counts.values()])
-    with tf.control_dependencies([tf.debugging.Assert(same, [found])]):
+    text = ", ".join(f"{name}: {{}}" for name in (key.replace("{", "(").replace("}", ")") for key in counts))
+    message = tf.strings.format(_BEGIN + text + _END, [*counts.values()])
+    with tf.control_dependencies([tf.debugging.Assert(same, [message])]):
         return tf.identity(rows)
 
 
 def data_error_of(error: tf.errors.OpError) -> DataError | None:
     """The `DataError` for an error that TensorFlow raised because of `check_rows`; None for any other."""
-    found = re.search(f"{re.escape(_BEGIN)}(.*?){re.escape(_END)}", str(error), re.DOTALL)
-    return None if found is None else _error(found[1].replace("\\'", "'"))
+    match = re.search(f"{re.escape(_BEGIN)}(.*?){re.escape(_END)}", str(error), re.DOTALL)
+    return None if match is None else _error(match[1].replace("\\'", "'"))
 
 
 def _error(counts: str) -> DataError:

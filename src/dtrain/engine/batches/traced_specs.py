@@ -27,13 +27,13 @@ class TracedSpecs:
             kind: what else decides a trace.
         """
         seen = self._seen.setdefault(kind, [])
-        if any(str(each) == str(given) for each in seen):
+        if any(str(spec) == str(given) for spec in seen):
             return given
-        for each in seen:
-            found = common_spec(each, given)
-            if str(found) == str(each):
-                return each
-            given = given if found is None else found
+        for spec in seen:
+            common = common_spec(spec, given)
+            if str(common) == str(spec):
+                return spec
+            given = given if common is None else common
         seen.append(given)
         return given
 
@@ -44,10 +44,10 @@ def common_spec(first: Any, second: Any) -> Any:
         tf.nest.assert_same_structure(first, second)
     except (TypeError, ValueError):
         return None
-    found = []
+    specs = []
     for one, other in zip(tf.nest.flatten(first), tf.nest.flatten(second), strict=True):
         both = one is not None and other is not None
-        found.append(one.most_specific_common_supertype([other]) if both else None)
-        if found[-1] is None and one is not other:
+        specs.append(one.most_specific_common_supertype([other]) if both else None)
+        if specs[-1] is None and one is not other:
             return None
-    return tf.nest.pack_sequence_as(first, found)
+    return tf.nest.pack_sequence_as(first, specs)

@@ -68,10 +68,10 @@ def _with_data(layout: ReplicaLayout, value: Any, what: str) -> list[Any]:
     """As `exchange`, and compares what the workers have read."""
     running = current_operation()
     feed = None if running is None else running.feed
-    found = exchange(layout, (None if feed is None else feed.read(), value), what=what)
+    exchanged = exchange(layout, (None if feed is None else feed.read(), value), what=what)
     if feed is not None:
-        feed.check_read([read for read, _ in found])
-    return [each for _, each in found]
+        feed.check_read([read for read, _ in exchanged])
+    return [theirs for _, theirs in exchanged]
 
 
 def first_workers(layout: ReplicaLayout, logs: Any) -> Any:
@@ -104,8 +104,8 @@ def _with_own(layout: ReplicaLayout, found: Any, logs: Any) -> Any:
 
 
 def _plain(logs: Mapping[str, Any]) -> dict[str, Any]:
-    found = {name: value.numpy() if tf.is_tensor(value) else value for name, value in logs.items()}
-    return {name: value for name, value in found.items() if not _own(value)}
+    plain = {name: value.numpy() if tf.is_tensor(value) else value for name, value in logs.items()}
+    return {name: value for name, value in plain.items() if not _own(value)}
 
 
 def _own(value: Any) -> bool:
@@ -133,8 +133,8 @@ class EpochAgreement(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self._layout = layout
         mine = _by_name(callbacks)
-        facts = [(name, _may_edit(each)) for name, each in mine.items()]
-        *before, self._edited_last = edited_before(exchange(layout, facts, what="callbacks"))
+        edits = [(name, _may_edit(callback)) for name, callback in mine.items()]
+        *before, self._edited_last = edited_before(exchange(layout, edits, what="callbacks"))
         self._before = {id(mine[name]) for name, edited in before if edited}
 
     def before(self, callback: Any) -> Callable[[Any], None] | None:
@@ -169,28 +169,28 @@ def edited_before(workers: Sequence[Sequence[tuple[str, bool]]]) -> list[tuple[s
         The names of callbacks that all workers have in the same order, each with whether one since the one
         before it may have changed the logs; then "", with the same for the end.
     """
-    rest = [[*each] for each in workers]
-    found: list[tuple[str, bool]] = []
+    rest = [[*worker] for worker in workers]
+    edited: list[tuple[str, bool]] = []
     for name, _ in workers[0]:
-        places = [next((i for i, each in enumerate(mine) if each[0] == name), None) for mine in rest]
+        places = [next((i for i, entry in enumerate(mine) if entry[0] == name), None) for mine in rest]
         if any(place is None for place in places):
             continue
         before = [mine[:place] for mine, place in zip(rest, places, strict=True)]
-        found.append((name, any(edits for each in before for _, edits in each)))
+        edited.append((name, any(edits for entries in before for _, edits in entries)))
         # The callback itself counts for the next one.
         rest = [mine[place:] for mine, place in zip(rest, places, strict=True)]
         rest = [[("", edits), *mine] for (_, edits), *mine in rest]
-    return [*found, ("", any(edits for mine in rest for _, edits in mine))]
+    return [*edited, ("", any(edits for mine in rest for _, edits in mine))]
 
 
 def _by_name(callbacks: Sequence[Any]) -> dict[str, Any]:
     """Callbacks by their class, and a number among those of the class."""
-    found: dict[str, Any] = {}
-    for each in callbacks:
-        kind = f"{type(each).__module__}.{type(each).__qualname__}"
-        number = sum(name.startswith(f"{kind} ") for name in found)
-        found[f"{kind} {number}"] = each
-    return found
+    numbered: dict[str, Any] = {}
+    for callback in callbacks:
+        kind = f"{type(callback).__module__}.{type(callback).__qualname__}"
+        number = sum(name.startswith(f"{kind} ") for name in numbered)
+        numbered[f"{kind} {number}"] = callback
+    return numbered
 
 
 def _may_edit(callback: Any) -> bool:

@@ -45,11 +45,11 @@ class Copies:
 
     def digests(self) -> list[int]:
         """A checksum of each copy that this process has."""
-        found = [0] * self._layout.local_replicas
+        checksums = [0] * self._layout.local_replicas
         for _, copies in self._weights():
             for place, copy in enumerate(copies):
-                found[place] = zlib.crc32(_bytes(copy.value().numpy()), found[place])
-        return found
+                checksums[place] = zlib.crc32(_bytes(copy.value().numpy()), checksums[place])
+        return checksums
 
     def compare(self, everyone: Sequence[Sequence[int]], when: str) -> None:
         """Compares the checksums of all workers; where they differ, the weights. All workers must call it.
@@ -62,7 +62,7 @@ class Copies:
             ReplicaMismatchError: copies differ by more than 1e-5 of a weight's largest value.
         """
         global _warned
-        if len({digest for each in everyone for digest in each}) == 1:
+        if len({digest for digests in everyone for digest in digests}) == 1:
             return
         far = self._differences()
         wrong = sorted(name for name, most in far.items() if not most <= _TOLERANCE)
@@ -77,7 +77,7 @@ class Copies:
             )
         if not _warned and self._layout.worker == 0:
             _warned = True
-            name = max(far, key=lambda each: far[each])
+            name = max(far, key=lambda weight: far[weight])
             logger.warning(
                 "%s, the replicas' copies of the weights differ in their last bits, of %r by %.1e of its "
                 "largest value. Processors of different kinds, and GPUs without op determinism, round "
@@ -92,15 +92,15 @@ class Copies:
 
         With local SGD, counters and seeds are each replica's own.
         """
-        found = [(each.path, underlying(each)) for each in self._model.variables]
+        named = [(variable.path, underlying(variable)) for variable in self._model.variables]
         return [
-            (name, each.values)
-            for name, each in found
-            if isinstance(each, tf.distribute.DistributedValues)
-            and len(each.values) == self._layout.local_replicas
-            and each.synchronization != tf.VariableSynchronization.ON_READ
-            and each.dtype != tf.string
-            and (each.dtype.is_floating or not self._layout.average_every)
+            (name, variable.values)
+            for name, variable in named
+            if isinstance(variable, tf.distribute.DistributedValues)
+            and len(variable.values) == self._layout.local_replicas
+            and variable.synchronization != tf.VariableSynchronization.ON_READ
+            and variable.dtype != tf.string
+            and (variable.dtype.is_floating or not self._layout.average_every)
         ]
 
     def _differences(self) -> dict[str, float]:
@@ -112,7 +112,7 @@ class Copies:
             ((total, *_),) = together.sums([parts], nested=False)
             mean = total.numpy() / self._layout.replicas
             far = [np.where(np.isnan(mean) & np.isnan(part), 0.0, np.abs(part - mean)) for part in parts]
-            most = float(np.max([np.max(each, initial=0.0) for each in far]))
+            most = float(np.max([np.max(distance, initial=0.0) for distance in far]))
             size = float(np.nanmax(np.abs(mean), initial=0.0))
             mine[name] = most / size if size > 0 else (0.0 if most == 0 else float("inf"))
         names = [*mine]

@@ -112,7 +112,7 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
 
     def get_state(self) -> dict[str, Any]:
         """The epochs, for a checkpoint."""
-        return {"epochs": [dict(each) for each in self._epochs], "input": [dict(i) for i in self._inputs]}
+        return {"epochs": [dict(epoch) for epoch in self._epochs], "input": [dict(i) for i in self._inputs]}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Replaces the epochs with those of a checkpoint; later epochs are appended to them."""
@@ -130,7 +130,7 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
         trained = now.trained.without(before.trained)
         if self._layout is not None and not trained.untimed:
             self._record_input(epoch, now.totals)
-        found: dict[str, Any] = {
+        record: dict[str, Any] = {
             "epoch": epoch,
             "seconds": 0.0,
             "steps": trained.steps,
@@ -142,12 +142,12 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
             "causes": [],
             "workers": [],
         }
-        _add_time(found, before, now)
-        self._workers.publish(epoch, before.totals, now.totals, found["parts"])
-        self._epochs.append(found)
-        self._find_causes(found)
+        _add_time(record, before, now)
+        self._workers.publish(epoch, before.totals, now.totals, record["parts"])
+        self._epochs.append(record)
+        self._find_causes(record)
         self._logs, self._ended = dict(logs or {}), True
-        events.emit(events.EpochEnds(found, self._logs))
+        events.emit(events.EpochEnds(record, self._logs))
 
     def publish(self) -> None:
         """Sends this worker's last times to the first worker."""
@@ -170,17 +170,17 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
             return
         waiting = now.reading - before.reading
         share = waiting / seconds
-        found: dict[str, Any] = {
+        record: dict[str, Any] = {
             "epoch": epoch,
             "steps": steps,
             "seconds": round(seconds, 6),
             "waiting": round(waiting, 6),
             "share": round(share, 4),
         }
-        self._inputs.append(found)
+        self._inputs.append(record)
         if share > _SHARES["input"] and waiting >= _LEAST_SECONDS["input"]:
-            found["advice"] = advice_for(self._data, busy=_busy(wall, processor))
-            self._warn_of_waiting(found)
+            record["advice"] = advice_for(self._data, busy=_busy(wall, processor))
+            self._warn_of_waiting(record)
 
     def _warn_of_waiting(self, found: Mapping[str, Any]) -> None:
         """Logs the warning: with the advice the first time in a `fit`, then without it."""
@@ -212,7 +212,7 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _launcher_reports(self, *, ended: bool) -> bool:
         """Whether the launcher reports a slow worker; its watchdog cannot, if the `fit` was too short."""
-        seconds = sum(each["seconds"] - each["parts"]["start"] for each in self._epochs)
+        seconds = sum(epoch["seconds"] - epoch["parts"]["start"] for epoch in self._epochs)
         return channel.connected() and not (ended and seconds < _WATCHDOG_SECONDS)
 
 
@@ -221,8 +221,8 @@ def _add_time(record: dict[str, Any], before: Mark, now: Mark) -> None:
     parts, callbacks = record["parts"], record["callbacks"]
     for part in PARTS:
         parts[part] = round(parts[part] + now.parts[part] - before.parts[part], 6)
-    for name, each in now.named.items():
-        more = round(each - before.named.get(name, 0.0), 6)
+    for name, seconds in now.named.items():
+        more = round(seconds - before.named.get(name, 0.0), 6)
         if more > 0:
             callbacks[name] = round(callbacks.get(name, 0.0) + more, 6)
     record["seconds"] = round(sum(parts.values()), 6)
@@ -253,27 +253,31 @@ def _words(found: dict[str, Any], part: str, spent: float, share: float) -> str:
     times = f"{100 * share:.0f}% of the time of epoch {found['epoch'] + 1} ({spent:.2f} s)"
     if part == "input":
         return f"Waiting for data took {times}."
-    what = "Checkpoints" if part == "checkpoint" else "Callbacks"
+    subject = "Checkpoints" if part == "checkpoint" else "Callbacks"
     named = [item for item in found["callbacks"].items() if clock.part_of(item[0]) == part]
     slowest = sorted(named, key=lambda item: -item[1])[:3]
-    lines = [f"{name} {each:.2f} s" for name, each in slowest if each >= 0.1 * spent]
+    lines = [f"{name} {seconds:.2f} s" for name, seconds in slowest if seconds >= 0.1 * spent]
     which = f": {', '.join(lines)}" if lines else ""
-    return f"{what} took {times}{which}. Hint: {_HINTS[part]}."
+    return f"{subject} took {times}{which}. Hint: {_HINTS[part]}."
 
 
 def slow_worker(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The cause for a time report if the workers wait for a slow worker: a list of one `cause`, or []."""
-    own = {each["task"]: each for each in workers if each["own_step_seconds"] is not None}
-    for task, each in own.items():
+    own = {worker["task"]: worker for worker in workers if worker["own_step_seconds"] is not None}
+    for task, worker in own.items():
         others = [other["own_step_seconds"] for name, other in own.items() if name != task]
         if not others:
             continue
-        mine, usual = each["own_step_seconds"], statistics.median(others)
-        if is_slow(mine, usual, each["step_seconds"]):
+        mine, usual = worker["own_step_seconds"], statistics.median(others)
+        if is_slow(mine, usual, worker["step_seconds"]):
             line = slow_line(
-                f"{task} ({each['host']})", mine, usual, reading=each["reading"], between=each["between"]
+                f"{task} ({worker['host']})",
+                mine,
+                usual,
+                reading=worker["reading"],
+                between=worker["between"],
             )
-            share = min(1.0, (mine - usual) / max(each["step_seconds"], 1e-9))
+            share = min(1.0, (mine - usual) / max(worker["step_seconds"], 1e-9))
             return [{"cause": "slow_worker", "task": task, "share": round(share, 4), "text": f"{line}."}]
     return []
 
@@ -361,7 +365,7 @@ class LossAlarm(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         self._losses.append(recent)
 
     def _is_jump(self, recent: float, usual: float) -> bool:
-        spread = 1.4826 * statistics.median(abs(each - usual) for each in self._losses)
+        spread = 1.4826 * statistics.median(abs(loss - usual) for loss in self._losses)
         return recent - usual > max(_DEVIATIONS * spread, _TIMES_USUAL * abs(usual))
 
     def _jump(self, first: int, last: int, recent: float, usual: float) -> None:

@@ -44,8 +44,8 @@ def listed(callbacks: Any) -> list[Any]:
     if callbacks is None:
         return []
     given = isinstance(callbacks, keras.callbacks.CallbackList)
-    found = callbacks.callbacks if given else keras.tree.flatten(callbacks)
-    return [each.callback if isinstance(each, TimedCallback) else each for each in found]
+    flat = callbacks.callbacks if given else keras.tree.flatten(callbacks)
+    return [callback.callback if isinstance(callback, TimedCallback) else callback for callback in flat]
 
 
 def relisted(given: Any, callbacks: list[Any], model: Any) -> Any:
@@ -61,20 +61,20 @@ def relisted(given: Any, callbacks: list[Any], model: Any) -> Any:
     copied = copy.copy(given)
     copied.callbacks = callbacks
     users = listed(given)  # Keras has prepared these: a second `set_model` would reset a `TensorBoard`
-    for each in listed(callbacks):
-        if not any(each is other for other in users):
-            each.set_params(given.params)
-            each.set_model(model)
+    for callback in listed(callbacks):
+        if not any(callback is other for other in users):
+            callback.set_params(given.params)
+            callback.set_model(model)
     return copied
 
 
 def expanded(callbacks: Sequence[Any], model: Any, arguments: dict[str, Any]) -> list[Any]:
     """Replaces each callback that has `dtrain_callbacks` by the callbacks that this method returns."""
-    found: list[Any] = []
-    for each in callbacks:
-        several = getattr(each, "dtrain_callbacks", None)
-        found += [each] if several is None else several(model, arguments)
-    return found
+    replaced: list[Any] = []
+    for callback in callbacks:
+        several = getattr(callback, "dtrain_callbacks", None)
+        replaced += [callback] if several is None else several(model, arguments)
+    return replaced
 
 
 class Stateless:
@@ -93,7 +93,7 @@ class Stateless:
 
 def wants_session(callbacks: Any) -> bool:
     """Whether one of the callbacks of `fit` has the method `dtrain_session`."""
-    return any(hasattr(each, "dtrain_session") for each in listed(callbacks))
+    return any(hasattr(callback, "dtrain_session") for callback in listed(callbacks))
 
 
 def session_of(callbacks: Sequence[Any], model: Any, arguments: dict[str, Any]) -> FitSession:
@@ -110,7 +110,7 @@ def session_of(callbacks: Sequence[Any], model: Any, arguments: dict[str, Any]) 
     Raises:
         ConfigurationError: several callbacks have one.
     """
-    wanting = [each for each in callbacks if hasattr(each, "dtrain_session")]
+    wanting = [callback for callback in callbacks if hasattr(callback, "dtrain_session")]
     if len(wanting) > 1:
         raise ConfigurationError(
             f"fit was given {len(wanting)} callbacks that save and restore its state.",
@@ -155,7 +155,7 @@ def watched(callbacks: Any, layout: ReplicaLayout | None, *kinds: str) -> list[b
     return (
         seen
         if layout is None
-        else [any(found) for found in zip(*exchange(layout, seen, what="hooks"), strict=True)]
+        else [any(flags) for flags in zip(*exchange(layout, seen, what="hooks"), strict=True)]
     )
 
 
@@ -234,12 +234,12 @@ def timed(
     """
     package = __name__.rpartition(".")[0]
     untimed = keras.callbacks.History | keras.callbacks.ProgbarLogger
-    users = [each for each in given if not type(each).__module__.startswith(package)]
+    users = [callback for callback in given if not type(callback).__module__.startswith(package)]
     return [
-        TimedCallback(each, before and before(each))
-        if any(each is other for other in users) and not isinstance(each, untimed)
-        else each
-        for each in callbacks
+        TimedCallback(callback, before and before(callback))
+        if any(callback is other for other in users) and not isinstance(callback, untimed)
+        else callback
+        for callback in callbacks
     ]
 
 
@@ -269,11 +269,13 @@ def shared_between_workers(callbacks: Sequence[Any], layout: ReplicaLayout) -> l
     callbacks = list(callbacks)
     if layout.workers == 1:
         return callbacks
-    for each in callbacks:
-        if isinstance(each, keras.callbacks.ModelCheckpoint):
-            set_methods(each)
+    for callback in callbacks:
+        if isinstance(callback, keras.callbacks.ModelCheckpoint):
+            set_methods(callback)
     if layout.worker > 0:
-        callbacks = [keras.callbacks.Callback() if is_tracker(each) else each for each in callbacks]
+        callbacks = [
+            keras.callbacks.Callback() if is_tracker(callback) else callback for callback in callbacks
+        ]
     paths = [_path(callback) for callback in callbacks]
     followed = _followed({path for path in paths if path is not None}, layout)
     return [

@@ -130,13 +130,13 @@ class ProgressBar(Stateless, keras.callbacks.ProgbarLogger):  # type: ignore[mis
         rate = self._rate.epoch() if over else self._rate.now()
         if rate.step_seconds is not None:
             words.append(f"{_short(rate.step_seconds)}/step")
-        facts = []
+        details = []
         if rate.examples_per_second is not None:
-            facts.append(f"{_count(rate.examples_per_second)} examples/s")
+            details.append(f"{_count(rate.examples_per_second)} examples/s")
         if rate.data_wait is not None and rate.data_wait >= 0.01:
-            facts.append(f"data wait {100 * rate.data_wait:.0f}%")
-        facts += [f"{name}: {_value(value)}" for name, value in logs.items() if name != training_rate.NAME]
-        line = " - ".join([" ".join(word for word in words if word), *facts])
+            details.append(f"data wait {100 * rate.data_wait:.0f}%")
+        details += [f"{name}: {_value(value)}" for name, value in logs.items() if name != training_rate.NAME]
+        line = " - ".join([" ".join(word for word in words if word), *details])
         characters = len(line)
         return (line.replace(count, f"\x1b[1m{count}\x1b[0m", 1) if coloured else line), characters
 
@@ -144,15 +144,15 @@ class ProgressBar(Stateless, keras.callbacks.ProgbarLogger):  # type: ignore[mis
         """The time left of the epoch and of all epochs, as text; the time so far if the steps are unknown."""
         if not self.target or not self.seen:
             return _duration(now - self._begun)
-        each = (now - self._begun) / self.seen
-        epoch = each * (self.target - self.seen)
+        step_seconds = (now - self._begun) / self.seen
+        epoch = step_seconds * (self.target - self.seen)
         first = self._epoch if self._first_epoch is None else self._first_epoch
         done = self._epoch - first
         later = self.epochs - self._epoch - 1
         if later <= 0:
             return f"{_duration(epoch)} left"
         # The time of a finished epoch includes its validation.
-        whole = (self._begun - self._fit_begun) / done if done else each * self.target
+        whole = (self._begun - self._fit_begun) / done if done else step_seconds * self.target
         return f"{_duration(epoch)} left, {_duration(epoch + later * whole)} in all"
 
 
@@ -213,12 +213,12 @@ def _count(number: float) -> str:
 def _value(value: Any) -> str:
     """A log's value as Keras' bar prints it."""
     try:
-        found = float(np.mean(value))
+        number = float(np.mean(value))
     except (TypeError, ValueError):
         return str(value)
-    if not math.isfinite(found):
-        return str(found)
-    return f"{found:.4f}" if abs(found) > 1e-3 else f"{found:.4e}"
+    if not math.isfinite(number):
+        return str(number)
+    return f"{number:.4f}" if abs(number) > 1e-3 else f"{number:.4e}"
 
 
 def _is_live() -> bool:

@@ -59,7 +59,7 @@ class OneReplicaPredict:
     @property
     def output_bytes(self) -> int:
         """The bytes of the outputs for one example, of a model that `in_xla` accepts."""
-        return sum(4 * math.prod(size or 1 for size in each.shape[1:]) for each in self._model.outputs)
+        return sum(4 * math.prod(size or 1 for size in output.shape[1:]) for output in self._model.outputs)
 
     def at_once(self, iterator: SplitIterator) -> int:
         """How many of the next batches can be a `GroupCall`; 0 if the next one must come by itself."""
@@ -79,7 +79,7 @@ class OneReplicaPredict:
             grouped = isinstance(batches[0].iterator, GroupIterator)
             return (self._predicted_in_xla if grouped else self._predicted)(batches[0])
         begun = time.perf_counter()
-        outputs = self._function([each.parts[0] if isinstance(each, Split) else each for each in batches])
+        outputs = self._function([batch.parts[0] if isinstance(batch, Split) else batch for batch in batches])
         self._seconds[self._kind] = time.perf_counter() - begun
         return outputs
 
@@ -134,8 +134,8 @@ class OneReplicaPredict:
                 return one(tf.nest.map_structure(of_batch, batches, specs))
 
             count = tf.range(tf.shape(tf.nest.flatten(batches)[0])[0])
-            found = tf.map_fn(predicted, count, fn_output_signature=outputs, parallel_iterations=1)
-            return tf.nest.map_structure(lambda leaf: tf.reshape(leaf, [-1, *leaf.shape[2:]]), found), after
+            stacked = tf.map_fn(predicted, count, fn_output_signature=outputs, parallel_iterations=1)
+            return tf.nest.map_structure(lambda leaf: tf.reshape(leaf, [-1, *leaf.shape[2:]]), stacked), after
 
         place = tf.TensorSpec([2], tf.int64)
         made: Callable[..., Any] = upstream_tf.made_for_each_model(group).get_concrete_function(data, place)
@@ -147,7 +147,9 @@ class OneReplicaPredict:
         if self._model.jit_compile:
             step = upstream_tf.made_for_each_model(step, jit_compile=True)
         outputs = strategy.run(step, args=(batch,))
-        return keras.tree.map_structure(lambda each: strategy.experimental_local_results(each)[0], outputs)
+        return keras.tree.map_structure(
+            lambda output: strategy.experimental_local_results(output)[0], outputs
+        )
 
 
 def joined_outputs(outputs: Sequence[Any]) -> Any:

@@ -107,8 +107,8 @@ class Run:
             waited = waited if more is None else waited + more
             return done + 1, reading + read, waited, rows + tf.cast(rows_of(split), tf.int64), outputs, buffer
 
-        found = self._loop(lambda done, *_: done < steps, body, (*self._start(), ()), ())
-        done, reading, waited, rows, outputs, _ = found
+        state = self._loop(lambda done, *_: done < steps, body, (*self._start(), ()), ())
+        done, reading, waited, rows, outputs, _ = state
         return done, buffer, outputs, waited, reading, rows
 
     def _buffered(self, source: Any, buffer: BatchBuffer, steps: Any) -> Any:
@@ -133,13 +133,13 @@ class Run:
                 shape_invariants=(scalar, scalar, known), parallel_iterations=1,
             )  # fmt: skip
             count = last - first
-            each = rows_of(split_of(buffer.at(first), whole=self._whole))
-            rows += tf.cast(count, tf.int64) * tf.cast(each, tf.int64)
+            size = rows_of(split_of(buffer.at(first), whole=self._whole))
+            rows += tf.cast(count, tf.int64) * tf.cast(size, tf.int64)
             return done + count, reading + read, waited, rows, outputs, buffer._replace(next=last)
 
         invariants = tf.nest.map_structure(lambda leaf: leaf.shape, buffer)
-        found = self._loop(lambda done, *_: done < steps, body, (*self._start(), buffer), invariants)
-        done, reading, waited, rows, outputs, buffer = found
+        state = self._loop(lambda done, *_: done < steps, body, (*self._start(), buffer), invariants)
+        done, reading, waited, rows, outputs, buffer = state
         return done, buffer, outputs, waited, reading, rows
 
     def _ready(self, data: Any, buffer: BatchBuffer) -> tuple[BatchBuffer, Any]:
@@ -148,9 +148,9 @@ class Run:
         def another() -> Any:
             return self._read(lambda: BatchBuffer.read(traced_read(self._reader), data, buffer.place))
 
-        found: tuple[BatchBuffer, Any]
-        found = tf.cond(buffer.left(), lambda: (buffer, tf.zeros([], tf.float64)), another)
-        return found
+        ready: tuple[BatchBuffer, Any]
+        ready = tf.cond(buffer.left(), lambda: (buffer, tf.zeros([], tf.float64)), another)
+        return ready
 
     def _until_end(self, source: Any, buffer: None, steps: Any) -> Any:
         """As `_counted`, for data of unknown length: reads optionals, and stops at the first empty one."""

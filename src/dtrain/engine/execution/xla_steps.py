@@ -59,11 +59,11 @@ class XlaSteps:
             outputs = program(part.rows, tf.constant(part.first), tf.constant(part.steps))
             return [tf.nest.map_structure(lambda rows: rows[: part.steps * part.size], outputs)]
         # A smaller batch, such as the last of an epoch, has its own program.
-        each = []
+        results = []
         for number in range(part.first, part.first + part.steps):
             rows = batch_of(part._replace(first=number))
-            each.append(self._program(rows, part.size)(rows, tf.constant(0), tf.constant(1)))
-        return each
+            results.append(self._program(rows, part.size)(rows, tf.constant(0), tf.constant(1)))
+        return results
 
     def _program(self, rows: Any, size: int) -> Callable[..., Any]:
         key = f"{[(leaf.shape, leaf.dtype) for leaf in present_leaves(rows)]} {size}"
@@ -81,10 +81,10 @@ class XlaSteps:
                     return tf.gather(tf.reshape(leaf, [-1, size, *leaf.shape[1:]]), first + number)
 
                 with self._random_numbers():
-                    found = step(map_leaves(batch, rows))
+                    values = step(map_leaves(batch, rows))
                 if self._returns:
                     outputs = tf.nest.map_structure(
-                        lambda array, value: array.write(number, value), outputs, found
+                        lambda array, value: array.write(number, value), outputs, values
                     )
                 return number + 1, outputs
 

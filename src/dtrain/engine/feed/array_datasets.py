@@ -104,8 +104,8 @@ class ArrayBatches:
                 for low, high in self.parts.bounds(size):
                     # Computes one extra place and drops it, because `permute` needs at least one place.
                     places = tf.minimum(start + tf.range(low, high + 1, dtype=tf.int64), start + size - 1)
-                    found = self.order.rows_at(places, step, number, begun)[:-1]
-                    parts.append(upstream_keras.some_rows(values, found))
+                    chosen = self.order.rows_at(places, step, number, begun)[:-1]
+                    parts.append(upstream_keras.some_rows(values, chosen))
                 if self.parts.replicas == 1:
                     return parts[0]
                 return tuple(parts), part_sizes(size, self.parts.replicas)

@@ -92,10 +92,10 @@ class ArraySource:
         if self._shuffle and layout is not None:
             # All workers must see the same batches.
             drawn = exchange(layout, drawn)[0]
-        found = upstream_tf.global_seed()
-        if found is None:
+        seed = upstream_tf.global_seed()
+        if seed is None:
             return drawn, False
-        first = found % LARGEST_SEED
+        first = seed % LARGEST_SEED
         # TensorFlow seeds the first random operation of a function like this; (0, 0) would mean no seed.
         return (first, 0 if first else LARGEST_SEED), True
 
@@ -157,9 +157,9 @@ class ArraySource:
         """As `Source.open`; replaces `dataset` if the position was saved with another seed."""
         if self._shuffle:
             first, second = state["seed"]
-            found = (first, second), bool(state["fixed"])
-            if found != (self._seed, self._fixed):
-                self._take_order(*found)
+            order = (first, second), bool(state["fixed"])
+            if order != (self._seed, self._fixed):
+                self._take_order(*order)
         self.set_next(position.passes - 1, position.taken)
         yield self.dataset
 
@@ -232,7 +232,7 @@ class ArraySource:
             self._array_rows = self._rows_to_read()
         read = rows_between(self._reader(BatchParts(), 1))
         with tf.device("CPU:0"):
-            return read(self._array_rows, *(tf.constant(each, tf.int64) for each in (number, low, high)))
+            return read(self._array_rows, *(tf.constant(value, tf.int64) for value in (number, low, high)))
 
     def _rows_to_read(self) -> ArrayRows:
         """What a `RowReader` reads from."""

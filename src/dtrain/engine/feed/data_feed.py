@@ -105,7 +105,7 @@ class DataFeed(ResumableFeed):
         """The iterable over a dataset of global batches, divided among the replicas."""
         feed = weakref.proxy(self)  # a cycle would keep the tensors of the data into the next `fit`
         source, strategy = self._source, self._distribute_strategy
-        return batch_sources.divided(dataset, source, strategy, lambda each: feed._grouped(each))
+        return batch_sources.divided(dataset, source, strategy, lambda data: feed._grouped(data))
 
     def _grouped(self, dataset: Any) -> Any:
         """An iterator over groups of batches, if the model's steps run in XLA; else None."""
@@ -219,7 +219,7 @@ class DataFeed(ResumableFeed):
         """
         counts, digests, own = zip(*everyone, strict=True)
         check_counts(counts)
-        if all(each is not None for each in digests):
+        if all(digest is not None for digest in digests):
             check_first_batches(digests, tf_dataset(self._source.dataset))
         layout = layout_of(self._distribute_strategy)
         if layout is not None and self._passes == 1 and any(examples for examples, _ in own):

@@ -131,22 +131,22 @@ class GroupIterator:
         if self._iterator is None:
             self._iterator = self._of.begin()
         try:
-            found = self._iterator.next_rows() if isinstance(self._iterator, Pass) else next(self._iterator)
+            element = self._iterator.next_rows() if isinstance(self._iterator, Pass) else next(self._iterator)
         except (StopIteration, tf.errors.OutOfRangeError):
             return False
         self._next = 0
         if self._of.batches == 1:
-            self._width = int(batch_rows(found))
+            self._width = int(batch_rows(element))
             self._sizes = [self._width]
-            self._group = found
+            self._group = element
         elif self._of.rows:
-            rows = int(batch_rows(found))
+            rows = int(batch_rows(element))
             whole, rest = divmod(rows, self._of.rows)
             rests = [rest] if rest and self._of.rest else []
             self._width, self._sizes = self._of.rows, [self._of.rows] * whole + rests
-            self._group = self._filled(found)
+            self._group = self._filled(element)
         else:
-            batches, sizes = found
+            batches, sizes = element
             self._sizes = [int(size) for size in sizes.numpy()]
             self._width = max(self._sizes)
             self._group = self._filled(self._packed(map_leaves(_flat, batches)))
@@ -154,8 +154,8 @@ class GroupIterator:
 
     def _packed(self, leaves: Any) -> Any:
         """Packs the present leaves of a batch into the structure of the dataset's elements."""
-        each = iter(leaves)
-        return map_leaves(lambda leaf: None if leaf is None else next(each), self.element_spec[0][0])
+        rest = iter(leaves)
+        return map_leaves(lambda leaf: None if leaf is None else next(rest), self.element_spec[0][0])
 
     def _filled(self, group: Any) -> Any:
         """Pads a group with rows of zeros, so that all groups have one shape; no step uses these rows."""
@@ -210,8 +210,8 @@ def batch_size_of(source: Any, dataset: tf.data.Dataset) -> int | None:
     sizes = {leaf.shape[0] for leaf in present_leaves(dataset.element_spec)}
     if len(sizes) == 1 and None not in sizes:
         return int(sizes.pop())
-    found = getattr(source, "batch", None) or upstream_data.batch_size(dataset)
-    return None if found is None else int(found)
+    size = getattr(source, "batch", None) or upstream_data.batch_size(dataset)
+    return None if size is None else int(size)
 
 
 def _most(source: Any, dataset: tf.data.Dataset, batches: int, output_bytes: int) -> int:

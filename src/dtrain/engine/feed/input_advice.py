@@ -75,13 +75,13 @@ def advice_for(data: Any, *, busy: float | None = None) -> list[str]:
         data: what `fit` was given as `x`.
         busy: the share of the machine's cores that was in use, 0.0 to 1.0; None if not known.
     """
-    found = _of_dataset(stages_of(data)) if isinstance(data, tf.data.Dataset) else _of_other(data)
+    advice = _of_dataset(stages_of(data)) if isinstance(data, tf.data.Dataset) else _of_other(data)
     if busy is not None and busy > _ALL_BUSY:
-        found.append(
+        advice.append(
             "all cores are busy, so more threads will not help: prepare less in each epoch (cache(), files "
             "that are prepared already), or read on other machines (dtrain.data.distribute)"
         )
-    return found
+    return advice
 
 
 def _of_other(data: Any) -> list[str]:
@@ -111,43 +111,43 @@ def _of_dataset(stages: Sequence[Stage]) -> list[str]:
     kinds = [stage.kind for stage in stages]
     if "service" in kinds:
         return ["the tf.data service does not keep up: give it more workers"]
-    found: list[str] = []
+    advice: list[str] = []
     batch = kinds.index("batch") if "batch" in kinds else len(kinds)
     if any(stage.python for stage in stages):
-        found.append(
+        advice.append(
             "examples are made in Python (from_generator, py_function or numpy_function), one at a time "
             "under Python's lock: write it with TensorFlow operations, or read in several processes "
             "(dtrain.data.distribute, keras.utils.PyDataset)"
         )
     serial = [stage for stage in stages if stage.kind == "map"]
     if serial:
-        found.append(
+        advice.append(
             "map(...) without num_parallel_calls works on one element at a time: "
             "map(..., num_parallel_calls=tf.data.AUTOTUNE)"
         )
     if "interleave" in kinds:
-        found.append(
+        advice.append(
             "interleave(...) without num_parallel_calls reads one file at a time: "
             "interleave(..., num_parallel_calls=tf.data.AUTOTUNE)"
         )
     if (kinds.count("files") or _decodes(stages)) and "cache" not in kinds:
-        found.append(
+        advice.append(
             "files are read and decoded anew in each epoch: cache() after decoding, before shuffle and "
             "random changes, if memory holds the examples"
         )
     if any(_small(stage) for stage in stages[batch + 1 :] if stage.kind in ("map", "parallel map")):
-        found.append(
+        advice.append(
             "a function is called for each example: batch() first, and map(...) works on whole batches"
         )
     first = next((kind for kind in kinds if kind not in ("options", "repeat", "take")), "")
     if first != "prefetch" and (any(s.python or s.reads_state or s.kind == "other" for s in stages)):
-        found.append("nothing is read ahead: prefetch(tf.data.AUTOTUNE) at the end")
-    if not found:
-        found.append(
+        advice.append("nothing is read ahead: prefetch(tf.data.AUTOTUNE) at the end")
+    if not advice:
+        advice.append(
             "its stages run in parallel already: prepare less in each epoch, or read in more processes or "
             "on other machines (dtrain.data.distribute)"
         )
-    return found
+    return advice
 
 
 def _decodes(stages: Sequence[Stage]) -> bool:

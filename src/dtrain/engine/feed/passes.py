@@ -133,9 +133,9 @@ class BufferedPasses(Passes):
         data, buffer = self.at(position)
         ahead, self._ahead = self._ahead, None
         was_read = ahead is not None and ahead[0] is buffer.place
-        found, after = ahead[1].result() if was_read else self._read_on_cpu(data, buffer.place)
+        batches, after = ahead[1].result() if was_read else self._read_on_cpu(data, buffer.place)
         self._ahead = after, _read_thread().submit(self._read_on_cpu, data, after)
-        return found, buffer._replace(place=after)
+        return batches, buffer._replace(place=after)
 
     def _read_on_cpu(self, data: Any, place: Any) -> tuple[Any, Any]:
         with tf.device("CPU:0"):
@@ -143,10 +143,10 @@ class BufferedPasses(Passes):
 
     @functools.cached_property
     def _buffer_spec(self) -> BatchBuffer:
-        found, place = tf.nest.map_structure(
+        batches, place = tf.nest.map_structure(
             lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), self.read.structured_outputs
         )
-        return BatchBuffer(found, tf.TensorSpec([], tf.int32), place)
+        return BatchBuffer(batches, tf.TensorSpec([], tf.int32), place)
 
     @property
     def element_spec(self) -> Any:
@@ -225,8 +225,8 @@ class Pass:
 
     def tensors(self) -> tuple[Any, BatchBuffer | None]:
         """As `SplitIterator.tensors`."""
-        found: tuple[Any, BatchBuffer | None] = self._of.at((self._number, self._steps - self.left))
-        return found
+        tensors: tuple[Any, BatchBuffer | None] = self._of.at((self._number, self._steps - self.left))
+        return tensors
 
     def note(self, batches: int, buffer: BatchBuffer | None = None) -> None:
         """Notes the number of batches that were read, and the buffer that remains."""
@@ -359,7 +359,7 @@ class RowReader:
             rows = upstream_keras.some_rows(data.values, order.rows_at(places, first, number, data.begun))
             return rows if self.flat else map_leaves(lambda leaf: _in_batches(leaf, count, high - low), rows)
 
-        parts = [part(*each) for each in self.parts.bounds(size)]
+        parts = [part(*bounds) for bounds in self.parts.bounds(size)]
         after = first + count
         ended = after >= (full if self.even else full + 1)
         following = tf.where(ended, tf.stack([number + 1, 0]), tf.stack([number, after]))

@@ -71,11 +71,11 @@ def restored(saved: dict[str, Any], fingerprint: dict[str, Any]) -> DataPosition
         DataError: it is a position in other data; the error names the first difference.
     """
     before = saved["data"]
-    for what in before | fingerprint:
-        then, now = before.get(what), fingerprint.get(what)
+    for name in before | fingerprint:
+        then, now = before.get(name), fingerprint.get(name)
         if then != now:
             raise DataError(
-                f"The checkpoint was written in the middle of other data: {what} was {then!r}, and is "
+                f"The checkpoint was written in the middle of other data: {name} was {then!r}, and is "
                 f"{now!r} now.",
                 hint="Give fit the same data and the same batch size as before, or start a new run in "
                 "another folder.",

@@ -65,7 +65,7 @@ def _bytes(leaf: Any) -> int:
 def _row_hashes(rows: np.ndarray) -> np.ndarray:
     """A hash of each row, as uint64."""
     if rows.dtype == object:  # text
-        width = max((len(each) for each in rows.ravel()), default=0) + 1
+        width = max((len(text) for text in rows.ravel()), default=0) + 1
         rows = rows.astype(f"S{width}")
     if not rows.size:
         return np.zeros(len(rows), np.uint64)
@@ -75,8 +75,8 @@ def _row_hashes(rows: np.ndarray) -> np.ndarray:
     words = padded.view(np.uint64)
     mixed = (words ^ (words >> np.uint64(29))) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(32)
-    found: np.ndarray = (mixed * _weights(words.shape[1], seed=2)).sum(axis=1, dtype=np.uint64)
-    return found
+    hashes: np.ndarray = (mixed * _weights(words.shape[1], seed=2)).sum(axis=1, dtype=np.uint64)
+    return hashes
 
 
 def _weights(count: int, *, seed: int) -> np.ndarray:
@@ -107,8 +107,8 @@ class FirstBatch:
         """
 
         def noted() -> Any:
-            found = tf.stack([_digest(leaf) for leaf in _tensors(batch)])
-            return tf.raw_ops.AssignVariableOp(resource=self._handle, value=found)
+            digests = tf.stack([_digest(leaf) for leaf in _tensors(batch)])
+            return tf.raw_ops.AssignVariableOp(resource=self._handle, value=digests)
 
         if not self._leaves:
             return tf.no_op()
@@ -117,8 +117,8 @@ class FirstBatch:
     def digests(self) -> list[list[int]]:
         """For each tensor of the first batch its digest, and whether equal ones cannot be by chance."""
         with tf.device("CPU:0"):
-            found = tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=tf.int64)
-        return [[int(each) for each in leaf] for leaf in found.numpy()]
+            digests = tf.raw_ops.ReadVariableOp(resource=self._handle, dtype=tf.int64)
+        return [[int(number) for number in leaf] for leaf in digests.numpy()]
 
 
 def _tensors(batch: Any) -> list[Any]:
@@ -167,20 +167,21 @@ def check_same_data(
         "the seed of TensorFlow's random numbers": upstream_tf.global_seed(),
     }
     compared = digest()
-    found = exchange(layout, (mine, None if compared is None else tuple(compared)), what="the data")
-    everyone = [facts for facts, _ in found]
-    for what in mine:
-        values = [theirs[what] for theirs in everyone]
+    exchanged = exchange(layout, (mine, None if compared is None else tuple(compared)), what="the data")
+    everyone = [theirs for theirs, _ in exchanged]
+    for name in mine:
+        values = [theirs[name] for theirs in everyone]
         if any(value != values[0] for value in values):
-            each = "; ".join(f"worker {worker}: {value}" for worker, value in enumerate(values))
+            by_worker = "; ".join(f"worker {worker}: {value}" for worker, value in enumerate(values))
             raise DataError(
-                f"The workers' data differ in {what} ({each}), but each takes its part of the same batches.",
+                f"The workers' data differ in {name} ({by_worker}), but each takes its part of the same "
+                "batches.",
                 hint=(
                     "give every worker the same dataset and the same seed, unsharded; data sharded by "
                     "worker already go through strategy.distribute_datasets_from_function"
                 ),
             )
-    check_arrays([each and ArrayDigest(*each) for _, each in found])
+    check_arrays([fields and ArrayDigest(*fields) for _, fields in exchanged])
 
 
 def check_arrays(found: Sequence[ArrayDigest | None]) -> None:
@@ -189,10 +190,10 @@ def check_arrays(found: Sequence[ArrayDigest | None]) -> None:
     Raises:
         DataError: they do.
     """
-    known = [each for each in found if each is not None]
+    known = [digest for digest in found if digest is not None]
     if len(known) < len(found) or len({*known}) == 1:
         return
-    if len({each.unordered for each in known}) == 1:
+    if len({digest.unordered for digest in known}) == 1:
         cause = "they have the same examples in another order, as NumPy shuffles them without a common seed"
     else:
         cause = "they depend on the rank (a shard), or NumPy has drawn them without a common seed"
@@ -214,7 +215,7 @@ def check_first_batches(found: Sequence[Any], dataset: Any) -> None:
         DataError: the first batches differ.
     """
     by_part = [*zip(*found, strict=True)]
-    same = [all(each == part[0] for each in part) for part in by_part]
+    same = [all(digest == part[0] for digest in part) for part in by_part]
     if all(same):
         return
     stages = upstream_datasets.stages_of(dataset)
@@ -261,7 +262,7 @@ class OwnRows:
             with np.errstate(over="ignore"):
                 for leaf in leaves:
                     hashes = hashes * np.uint64(3) + _row_hashes(leaf[:left].numpy())
-            self._hashes += [int(each) for each in hashes]
+            self._hashes += [int(number) for number in hashes]
 
     def facts(self) -> list[Any]:
         """The number of examples and the hashes of the first rows, for `check_own`."""
@@ -293,8 +294,8 @@ def check_own(found: Sequence[Any], layout: ReplicaLayout) -> None:
             )
     counts = [examples for examples, _ in found]
     if layout.worker == 0 and min(counts) * 2 < max(counts):
-        each = ", ".join(f"worker {worker}: {count}" for worker, count in enumerate(counts))
-        logger.warning("The workers' parts of the data differ in size (examples read: %s).", each)
+        by_worker = ", ".join(f"worker {worker}: {count}" for worker, count in enumerate(counts))
+        logger.warning("The workers' parts of the data differ in size (examples read: %s).", by_worker)
 
 
 def check_counts(found: Sequence[int]) -> None:
@@ -304,8 +305,8 @@ def check_counts(found: Sequence[int]) -> None:
         DataError: the numbers differ.
     """
     if len({*found}) > 1:
-        each = ", ".join(f"worker {worker}: {count}" for worker, count in enumerate(found))
-        raise _error(f"The workers have read different numbers of batches in an epoch ({each}).")
+        by_worker = ", ".join(f"worker {worker}: {count}" for worker, count in enumerate(found))
+        raise _error(f"The workers have read different numbers of batches in an epoch ({by_worker}).")
 
 
 def _error(problem: str) -> DataError:

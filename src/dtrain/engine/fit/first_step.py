@@ -47,13 +47,13 @@ def check_first_step(strategy: Any) -> None:
         # Keras and TensorFlow keep scopes by thread: in another thread, the caller's do not matter.
         with ThreadPoolExecutor(1) as other:
             expected = other.submit(_trained, tf.distribute.OneDeviceStrategy("/cpu:0")).result()
-            found = other.submit(_without_hook, strategy).result()
+            actual = other.submit(_without_hook, strategy).result()
     except _PEER_ERRORS:
         raise
     except Exception as error:
         raise _untested(strategy, f"fails: {error}", versions, names) from error
-    if not np.allclose(found, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
-        worst = float(np.max(np.abs(found - expected)))
+    if not np.allclose(actual, expected, rtol=_TOLERANCE, atol=_TOLERANCE):
+        worst = float(np.max(np.abs(actual - expected)))
         raise _untested(strategy, f"differs from one device's by {worst:.2g}", versions, names)
     _compared.add(strategy)
     logger.info("A training step with %s gives the numbers of one device.", versions)

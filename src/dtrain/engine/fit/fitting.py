@@ -211,8 +211,8 @@ def _evaluated_or_predicted(original: Callable[..., Any], self: Any, call: inspe
     callbacks = call.arguments["callbacks"]
     loop = Loop(kind=kind, model=self, every_batch=every_batch, epochs=1, callbacks=callbacks)
     with loop.running():
-        found = original(*call.args, **call.kwargs)
-        return predicted(layout, found) if kind == "predict" else found
+        results = original(*call.args, **call.kwargs)
+        return predicted(layout, results) if kind == "predict" else results
 
 
 def trainer_init(original: Callable[..., Any], self: Any) -> None:
@@ -244,10 +244,10 @@ def compile(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: An
     if enters:
         check_scope(self, strategy)
     with strategy.scope() if enters else contextlib.nullcontext():
-        found = original(self, *args, **kwargs)
+        result = original(self, *args, **kwargs)
     if isinstance(self.optimizer, keras.optimizers.Optimizer):
         set_methods(self.optimizer)
-    return found
+    return result
 
 
 def auto_jit_compile(original: Callable[..., Any], self: Any) -> Any:
@@ -276,25 +276,25 @@ def epoch_logs(original: Callable[..., Any], self: Any, logs: Any) -> Any:
     note_end_of_data(layout)
     # Under several workers, computing the metrics waits until every worker has contributed its own.
     with events.waiting_for_others() if together else contextlib.nullcontext():
-        found: Any
+        results: Any
         alike = False  # whether all workers have the same logs anyway
         if resumed and not logs:
-            found = dict(self.get_metrics_result())
+            results = dict(self.get_metrics_result())
         else:
             whole = getattr(self.train_function or self.test_function, "metrics", None)
-            found = None if whole is None else whole()
-            if found is None:
-                found = original(self, logs)
-            elif not (isinstance(logs, dict) and set(logs) == set(found)):
+            results = None if whole is None else whole()
+            if results is None:
+                results = original(self, logs)
+            elif not (isinstance(logs, dict) and set(logs) == set(results)):
                 # As in Keras: if a custom step returned logs of other names than the metrics', its are kept.
-                found = logs
+                results = logs
             else:
                 alike = True
     if alike and loop.kind == "fit" and managed(self.distribute_strategy).waited is not None:
         running = current_operation()
         if running is not None and running.epoch > loop.first_epoch:
-            return found  # `EpochAgreement` compares the data; dtrain's transports compare the operations
-    return end_of_data(layout, found)
+            return results  # `EpochAgreement` compares the data; dtrain's transports compare the operations
+    return end_of_data(layout, results)
 
 
 def _check_counts(arguments: Mapping[str, Any]) -> None:
@@ -363,10 +363,10 @@ def _local_state(model: Any, callbacks: list[Any], layout: ReplicaLayout, *, sum
 
 def _reports(arguments: dict[str, Any], callbacks: list[Any], layout: ReplicaLayout | None) -> list[Any]:
     """The engine's own callbacks for the data, the loss and the progress of a `fit`."""
-    found: list[Any] = []
-    if not any(isinstance(each, LossAlarm) for each in callbacks):
-        found.append(LossAlarm(reports=layout is None or layout.worker == 0))
-    given_bar = any(isinstance(each, keras.callbacks.ProgbarLogger) for each in callbacks)
+    reports: list[Any] = []
+    if not any(isinstance(callback, LossAlarm) for callback in callbacks):
+        reports.append(LossAlarm(reports=layout is None or layout.worker == 0))
+    given_bar = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in callbacks)
     if arguments["verbose"] not in (0, False) and not given_bar:
-        found.append(ProgressBar())
-    return found
+        reports.append(ProgressBar())
+    return reports

@@ -215,11 +215,11 @@ class Loop:
         given = given.callbacks if isinstance(given, keras.callbacks.CallbackList) else given
         hook = f"on_{_WORDS[self.kind][0]}_batch"
         callbacks = keras.tree.flatten(given or [])
-        for each in callbacks:
-            getattr(each, f"{hook}_begin")(first)
+        for callback in callbacks:
+            getattr(callback, f"{hook}_begin")(first)
         logs = self._results(iterator)
-        for each in callbacks:
-            getattr(each, f"{hook}_end")(last, logs)
+        for callback in callbacks:
+            getattr(callback, f"{hook}_end")(last, logs)
 
     def _results(self, iterator: Any) -> dict[str, Any]:
         """Calls the loop's function; returns the logs of the call.

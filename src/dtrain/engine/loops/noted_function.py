@@ -37,7 +37,7 @@ class NotedFunction:
         except BaseException:
             events.emit(events.PartChanges("callbacks"))
             raise
-        steps = sum(getattr(each, "steps", 1) for each in data) if isinstance(data, list) else usual
+        steps = sum(getattr(batch, "steps", 1) for batch in data) if isinstance(data, list) else usual
         if counts:  # at the end of the data, the function runs fewer steps
             steps = min(steps, steps_counted(self._model) - counted) or steps
         events.emit(events.StepsEnd(steps, self._train, usual=self._called))

@@ -48,12 +48,12 @@ class WorkerTimes:
             now: the totals at its end.
             parts: seconds of the epoch by part (`events.PARTS`).
         """
-        each, own, reading, between = now.per_step(before)
-        if each is None:
+        step_seconds, own, reading, between = now.per_step(before)
+        if step_seconds is None:
             return
         self._mine = {
             "epoch": epoch,
-            "step_seconds": round(each, 6),
+            "step_seconds": round(step_seconds, 6),
             "own_step_seconds": None if own is None else round(own, 6),
             "reading": reading,
             "between": between,
@@ -88,14 +88,14 @@ class WorkerTimes:
                 self._found[worker] = message
         hosts = {} if connected is None else connected.hosts
         return [
-            {"task": f"worker {worker}", "host": hosts.get(worker, ""), **found}
-            for worker, found in sorted(self._found.items())
+            {"task": f"worker {worker}", "host": hosts.get(worker, ""), **times}
+            for worker, times in sorted(self._found.items())
         ]
 
 
 def _decoded(text: str, worker: int) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
-        found = decode(text)
-        if isinstance(found, dict) and set(found) == _TIMES:
-            return found
+        times = decode(text)
+        if isinstance(times, dict) and set(times) == _TIMES:
+            return times
     raise AuthenticationError(f"The message of worker {worker} does not hold step times.", hint=HINT)

@@ -90,8 +90,8 @@ class Accumulator:
 
     def destroy(self) -> None:
         """Frees the sums."""
-        for each in (*self._sums, self._left, self._pending):
-            each.destroy()
+        for variable in (*self._sums, self._left, self._pending):
+            variable.destroy()
 
     def _sum_up(self, grads: list[Any], targets: list[Any]) -> None:
         numbers = [upstream_keras.number_of_variable(self.optimizer, v) for v in targets]

@@ -112,8 +112,8 @@ class Block:
             thread_state.having(block_workers=workers),
         ):
             yield
-        for each in (*copies, self._clock, self._staleness, self._waited, *self._base.values()):
-            each.destroy()
+        for variable in (*copies, self._clock, self._staleness, self._waited, *self._base.values()):
+            variable.destroy()
         for accumulator in self._accumulators.values():
             accumulator.destroy()
 
@@ -156,7 +156,7 @@ class Block:
         if self._setting.sends:
             for accumulator in self._accumulators.values():
                 accumulator.end(self.push_pull)
-        held = [each.read_value() for each in self._held]
+        held = [variable.read_value() for variable in self._held]
         staleness = self._staleness.read_value()
         taken = between(self._begun, time_of([*held, staleness, *outputs]))
         return [*held, staleness, tf.stack([taken, self._waited.read_value()]), *outputs]
@@ -235,7 +235,7 @@ class Block:
         with self._on_servers():
             devices = [_device(target) for target in targets]
         hook = setting.strategy.dtrain_managed.layout.gradient_hook
-        hooked = [hook is not None and _is_dense_gradient(*each) for each in zip(grads, targets, strict=True)]
+        hooked = [hook is not None and _is_dense_gradient(*pair) for pair in zip(grads, targets, strict=True)]
         sent = [
             hook.compress(tf.convert_to_tensor(grad), target) if through else grad
             for through, grad, target in zip(hooked, grads, targets, strict=True)
@@ -296,8 +296,8 @@ def adds_up(value: tf.Tensor) -> bool:
 
 
 def _device(target: Any) -> str:
-    found = underlying(target)
-    device: str = (found.real if isinstance(found, LocalVariable) else found).device
+    tf_variable = underlying(target)
+    device: str = (tf_variable.real if isinstance(tf_variable, LocalVariable) else tf_variable).device
     return device
 
 

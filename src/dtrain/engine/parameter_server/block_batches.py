@@ -158,13 +158,13 @@ class BlockReader:
             )
             return [i + tf.cast(more, tf.int32), more, sizes, *arrays]
 
-        found = tf.while_loop(
+        state = tf.while_loop(
             lambda i, more, *_: tf.logical_and(more, i < most),
             body,
             [tf.constant(0), tf.constant(True), sizes, *arrays],
             parallel_iterations=1,
         )
-        return found[2].stack(), [array.concat() for array in found[3:]]
+        return state[2].stack(), [array.concat() for array in state[3:]]
 
 
 class Batch(NamedTuple):

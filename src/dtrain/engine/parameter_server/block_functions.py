@@ -221,12 +221,12 @@ class EpochRun:
 
     def renew_logs(self) -> None:
         """Updates the logs in place, because Keras keeps the dictionary that the last call returned."""
-        found = self.logs()
-        if isinstance(found, dict):
+        logs = self.logs()
+        if isinstance(logs, dict):
             self._logs.clear()
-            self._logs.update(found)
+            self._logs.update(logs)
         else:
-            self._logs = found
+            self._logs = logs
 
     def _count_waiting(self) -> None:
         """Counts the waiting for servers as communication."""
@@ -339,5 +339,5 @@ def _counted_as_compute() -> Iterator[None]:
 
 def _number(value: Any) -> Any:
     # Ragged and sparse values become dense arrays, as Keras makes them on one device.
-    found = np.asarray(keras.ops.convert_to_numpy(value) if isinstance(value, _COMPOSITE) else value)
-    return found.item() if found.ndim == 0 and found.dtype.kind in "fiub" else found
+    array = np.asarray(keras.ops.convert_to_numpy(value) if isinstance(value, _COMPOSITE) else value)
+    return array.item() if array.ndim == 0 and array.dtype.kind in "fiub" else array

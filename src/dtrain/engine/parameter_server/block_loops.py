@@ -42,14 +42,14 @@ def in_turns(
                 now = step(i + more, now)
             return [i + turn, *now]
 
-        found: State = tf.while_loop(
+        final: State = tf.while_loop(
             lambda i, *_: i < end,
             body,
             state,
             shape_invariants=[tf.TensorShape([]), *shapes],
             parallel_iterations=1,
         )
-        return found
+        return final
 
     state = [tf.constant(first), *state]
     if unrolled > 1:

@@ -218,9 +218,9 @@ class BlockFunction:
         with tf.device(CHIEF):
             flats = self._held.pack([tf.constant(value) for value in held])
             first, second = tf.constant(numbers), tf.constant(sizes)
-        found = self._function(first, second, flats, data)
+        packed = self._function(first, second, flats, data)
         with tf.device(CHIEF):
-            fetched = self._found.unpack([tf.identity(value) for value in found])
+            fetched = self._found.unpack([tf.identity(value) for value in packed])
             values = [value.numpy() for value in fetched]
         end = len(held)
         (stale, most, updates), (seconds, waited) = map(np.ndarray.tolist, values[end : end + 2])

@@ -45,8 +45,8 @@ def asynchronous_epochs(base: Any) -> Any:
 
         @property
         def total(self) -> int | None:
-            found: int | None = self.steps_per_epoch or self._num_batches
-            return None if found is None else found - self._done + self.steps_per_execution
+            steps: int | None = self.steps_per_epoch or self._num_batches
+            return None if steps is None else steps - self._done + self.steps_per_execution
 
         def needs_run(self, function: AsynchronousFunction) -> bool:
             """Whether a function must begin a run: the epoch has none, or that of a function before it."""

@@ -109,16 +109,16 @@ class Exchange:
 
         They are not returned as the critical section's result: then all would pass through the lock's server.
         """
-        found: list[list[tf.Tensor]] = []
+        results: list[list[tf.Tensor]] = []
 
         def run() -> tf.Tensor:
-            found.extend(work())
-            with tf.control_dependencies([tensor for flats in found for tensor in flats]):
+            results.extend(work())
+            with tf.control_dependencies([tensor for flats in results for tensor in flats]):
                 return tf.constant(0)
 
         with tf.device(self._servers.home):
             self._servers.lock.execute(run)
-        return found
+        return results
 
     def _read(self) -> list[list[tf.Tensor]]:
         flats = []
@@ -132,8 +132,8 @@ class Exchange:
         for (device, members), sent in zip(self._groups.items(), flats, strict=True):
             for i, value in zip(members, self._packings[device].unpack(sent), strict=True):
                 values[i] = value
-        each = iter(values)
-        whole = [_joined([next(each) for _ in range(count)]) for count in self._parts]
+        rest = iter(values)
+        whole = [_joined([next(rest) for _ in range(count)]) for count in self._parts]
         return whole, values[-1]
 
     @staticmethod

@@ -37,25 +37,25 @@ class PendingUpdate(NamedTuple):
 
     def flatten(self) -> Tensors:
         """The update as a flat list of tensors."""
-        return [each for each in tf.nest.flatten(self, expand_composites=True) if each is not None]
+        return [tensor for tensor in tf.nest.flatten(self, expand_composites=True) if tensor is not None]
 
     def restore(self, tensors: Sequence[tf.Tensor]) -> PendingUpdate:
         """Builds another step's pending update, of the same structure, from a flat list of tensors."""
         rest = iter(tensors)
         parts = tf.nest.flatten(self, expand_composites=True)
         flat = [None if part is None else next(rest) for part in parts]
-        found: PendingUpdate = tf.nest.pack_sequence_as(self, flat, expand_composites=True)
-        return found
+        update: PendingUpdate = tf.nest.pack_sequence_as(self, flat, expand_composites=True)
+        return update
 
     def shapes(self) -> list[tf.TensorShape]:
         """The static shapes of `flatten`, valid for any step: sparse gradients have any number of rows."""
-        found = []
+        shapes = []
         for leaf in tf.nest.flatten(self):
             if isinstance(leaf, tf.IndexedSlices):
-                found += [tf.TensorShape([None, *leaf.values.shape[1:]]), tf.TensorShape([None])]
+                shapes += [tf.TensorShape([None, *leaf.values.shape[1:]]), tf.TensorShape([None])]
             elif leaf is not None:
-                found.append(leaf.shape)
-        return found
+                shapes.append(leaf.shape)
+        return shapes
 
 
 class Overlapped(Block):
@@ -134,16 +134,16 @@ class Overlapped(Block):
 
         def send_changes() -> Tensors:
             if not pending.changes:
-                return [tf.identity(each) for each in kept]
+                return [tf.identity(value) for value in kept]
             values, clock = self._sent(pending.changes)
             return [*values, clock]
 
         if pending.whole is None:
-            found = send()
+            results = send()
         else:
-            kept = [*(each.read_value() for each in self._copies), self._clock.read_value()]
-            found = list(tf.cond(pending.whole, send, send_changes))
-        return found[:-1], found[-1]
+            kept = [*(variable.read_value() for variable in self._copies), self._clock.read_value()]
+            results = list(tf.cond(pending.whole, send, send_changes))
+        return results[:-1], results[-1]
 
     def _take(self, values: Tensors, clock: tf.Tensor, changes: Tensors) -> None:
         """Refreshes the local copies with new weights, and keeps the writes of the current step.

@@ -158,8 +158,8 @@ class StepPlanner:
         def run(batch: Any) -> None:
             variables = [*self._pulled, *self._held]
             copies = [_blank(v) for v in variables]
-            for variable, each in zip(variables, copies, strict=True):
-                each.on_write = functools.partial(self._written.add, id(variable))
+            for variable, replacement in zip(variables, copies, strict=True):
+                replacement.on_write = functools.partial(self._written.add, id(variable))
             self._graph = tf.compat.v1.get_default_graph()
             with (
                 variables_replaced(variables, copies),
@@ -168,7 +168,9 @@ class StepPlanner:
                 self._making_on_servers(),
             ):
                 described.append(Outputs(self._step(batch)))
-            self._used.update(id(v) for v, each in zip(variables, copies, strict=True) if each.used)
+            self._used.update(
+                id(v) for v, replacement in zip(variables, copies, strict=True) if replacement.used
+            )
 
         upstream_tf.made_for_each_model(run).get_concrete_function(spec)
         return described[-1]
@@ -262,8 +264,8 @@ def _blank(variable: Any) -> LocalVariable:
 
 
 def _real(variable: Any) -> Any:
-    found = underlying(variable)
-    return found.real if isinstance(found, LocalVariable) else found
+    tf_variable = underlying(variable)
+    return tf_variable.real if isinstance(tf_variable, LocalVariable) else tf_variable
 
 
 def _first_value(arguments: dict[str, Any], step: str) -> Any:

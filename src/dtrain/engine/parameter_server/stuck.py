@@ -63,16 +63,16 @@ class StuckDetection:
         return self._stuck_blocks(), self._seconds_idle(0.0 if blocks else passed)
 
     def _stuck_blocks(self) -> list[tuple[int, str]]:
-        found = []
+        stuck = []
         for block, taken in self._taken.items():
             usual = (self.runner.step_seconds or 0.0) * block.steps
             if block.worker is None or block in self._warned:
                 continue
             if taken > max(self._timeout, _TIMES_SLOWER * usual):
                 self._warned.add(block)
-                what = f"it has been at work on {counted(block.steps, 'step')} for {taken:.0f} s"
-                found.append((block.worker, what))
-        return found
+                symptom = f"it has been at work on {counted(block.steps, 'step')} for {taken:.0f} s"
+                stuck.append((block.worker, symptom))
+        return stuck
 
     def _seconds_idle(self, passed: float) -> float | None:
         progress = self.runner.progress
@@ -122,13 +122,13 @@ class StuckAlarm:
 
     def _check_all(self) -> None:
         with self._changed:
-            self._watched = [each for each in self._watched if not each.runner.over]
+            self._watched = [detection for detection in self._watched if not detection.runner.over]
             watched = list(self._watched)
-        for each in watched:
-            stuck, waited = each.check()
-            for worker, what in stuck:
-                _alarm(worker, what, known=each.runner.step_seconds is not None)
-            for worker in range(each.runner.workers if waited is not None else 0):
+        for detection in watched:
+            stuck, waited = detection.check()
+            for worker, symptom in stuck:
+                _alarm(worker, symptom, known=detection.runner.step_seconds is not None)
+            for worker in range(detection.runner.workers if waited is not None else 0):
                 if _is_there(worker) and _status(worker) is None:
                     _alarm(worker, f"nothing has happened for {waited:.0f} s", known=True)
 

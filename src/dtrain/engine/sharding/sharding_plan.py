@@ -128,8 +128,8 @@ def owners_of(sizes: Sequence[int], replicas: int) -> list[int]:
 
 def owner_of(optimizer: Any, variable: Any) -> int | None:
     """The global number of the replica that alone holds a sharded variable; None for other variables."""
-    found = None if optimizer is None else _plan_of(optimizer)
-    return None if found is None else found[0].slots.get(id(variable))
+    plan_and_optimizer = None if optimizer is None else _plan_of(optimizer)
+    return None if plan_and_optimizer is None else plan_and_optimizer[0].slots.get(id(variable))
 
 
 def broadcast_updates(optimizer: Any, variables: Sequence[Any]) -> None:
@@ -141,10 +141,10 @@ def broadcast_updates(optimizer: Any, variables: Sequence[Any]) -> None:
         optimizer: the optimizer that updated the weights, or one that wraps it.
         variables: the variables for which the optimizer got gradients.
     """
-    found = _plan_of(optimizer)
-    if found is None:
+    plan_and_optimizer = _plan_of(optimizer)
+    if plan_and_optimizer is None:
         return
-    plan, inner = found
+    plan, inner = plan_and_optimizer
     owners = [plan.owner(inner, v) for v in variables]
     weights = [underlying(variable) for variable in variables]
     if plan.layout.workers > 1:
@@ -153,9 +153,9 @@ def broadcast_updates(optimizer: Any, variables: Sequence[Any]) -> None:
 
     def copy(strategy: Any) -> None:
         for weight, owner in zip(weights, owners, strict=True):
-            each = strategy.experimental_local_results(weight)
-            value = each[owner].read_value()
-            for replica, component in enumerate(each):
+            components = strategy.experimental_local_results(weight)
+            value = components[owner].read_value()
+            for replica, component in enumerate(components):
                 if replica != owner:
                     with tf.device(component.device):
                         component.assign(value)
@@ -203,10 +203,10 @@ def save_own(original: Callable[..., Any], self: Any, store: Any) -> Any:
     Raises:
         PeerMissingError, OperationMismatchError: not all workers are saving.
     """
-    found = _plan_of(self)
-    if found is None or found[0].layout.workers == 1:
+    plan_and_optimizer = _plan_of(self)
+    if plan_and_optimizer is None or plan_and_optimizer[0].layout.workers == 1:
         return original(self, store)
-    plan = found[0]
+    plan = plan_and_optimizer[0]
     _meet_to_save(plan.layout)
     variables = list(self.variables)
     whole = _gathered(plan, [v for v in variables if id(v) in plan.slots])
@@ -217,10 +217,10 @@ def save_own(original: Callable[..., Any], self: Any, store: Any) -> Any:
 
 def load_own(original: Callable[..., Any], self: Any, store: Any) -> Any:
     """An optimizer's `load_own_variables`: loads the state that this process holds."""
-    found = _plan_of(self)
-    if found is None or len(store.keys()) != len(self.variables):
+    plan_and_optimizer = _plan_of(self)
+    if plan_and_optimizer is None or len(store.keys()) != len(self.variables):
         return original(self, store)
-    plan = found[0]
+    plan = plan_and_optimizer[0]
     for i, variable in enumerate(self.variables):
         owner = plan.slots.get(id(variable))
         if owner is None or plan.is_here(owner):
@@ -275,10 +275,10 @@ def _gather(plan: ShardingPlan, slots: list[Any]) -> list[Any]:
 
 def _plan_of(optimizer: Any) -> tuple[ShardingPlan, Any] | None:
     """The plan of an optimizer, or of its inner optimizer, with the optimizer that the plan belongs to."""
-    for each in (optimizer, getattr(optimizer, "inner_optimizer", None)):
-        plan = plans.get(each) if each is not None else None
+    for candidate in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        plan = plans.get(candidate) if candidate is not None else None
         if plan is not None and plan.owners:
-            return plan, each
+            return plan, candidate
     return None
 
 

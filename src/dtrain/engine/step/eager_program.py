@@ -80,8 +80,8 @@ class EagerReplicas:
                 return leaves[0]
             return self._communication.whole(leaves, sizes, self._layout.first_replica)
 
-        each = zip(*(tf.nest.flatten(part) for part in parts), strict=True)
-        return tf.nest.pack_sequence_as(parts[0], [one(leaves) for leaves in each])
+        by_leaf = zip(*(tf.nest.flatten(part) for part in parts), strict=True)
+        return tf.nest.pack_sequence_as(parts[0], [one(leaves) for leaves in by_leaf])
 
     @contextlib.contextmanager
     def as_one_device(self) -> Iterator[None]:
@@ -112,18 +112,18 @@ class EagerReplicas:
 
         A worker may not have deleted a variable yet that nothing uses any more.
         """
-        here = {number: each for number, each in self._copied().items() if is_in_parts(each)}
+        here = {number: variable for number, variable in self._copied().items() if is_in_parts(variable)}
         if self._layout.workers == 1:
             return list(here.values())
         numbers = tf.constant(sorted(here), tf.int64)
         ((of_all, *_),) = self._communication.gathers([[numbers] * self._layout.local_replicas])
-        found, counts = np.unique(of_all, return_counts=True)
-        return [here[int(number)] for number in found[counts == self._layout.replicas]]
+        distinct, counts = np.unique(of_all, return_counts=True)
+        return [here[int(number)] for number in distinct[counts == self._layout.replicas]]
 
     def _copied(self) -> dict[int, Any]:
         """The variables of which each replica of this process has a copy, by their numbers."""
         made = self._strategy.extended.dtrain_variables
-        return {number: each for number, each in made.items() if hasattr(each, "values")}
+        return {number: variable for number, variable in made.items() if hasattr(variable, "values")}
 
 
 def _assign(variable: Any, whole: tf.Tensor) -> None:

@@ -68,8 +68,8 @@ class OwnSteps(PartitionedProgram):
         if self._model.run_eagerly:
             sizes = self._communication.sizes(batches) if sizes is None else sizes
             return self._means(self._eagerly(batches, sizes), own), None
-        each = [self._on_replica(place, batch) for place, batch in enumerate(batches)]
-        return self._means(each, own), None
+        results = [self._on_replica(place, batch) for place, batch in enumerate(batches)]
+        return self._means(results, own), None
 
     def results(self) -> Any:
         """As `Program.results`, also outside of a traced function."""
@@ -101,10 +101,10 @@ class OwnSteps(PartitionedProgram):
 
         # Replaced here, not in the replicas, because their threads take turns and share the model's methods.
         with silent_results(self._model) if self.stock else contextlib.nullcontext():
-            found = strategy.run(in_replica, args=(upstream_tf.per_replica(batches),))
-        each = local_parts(strategy, found)
-        nothing = tf.nest.map_structure(tf.zeros_like, each[working[0]])
-        return [each[place] if place in working else nothing for place in range(len(batches))]
+            outputs = strategy.run(in_replica, args=(upstream_tf.per_replica(batches),))
+        results = local_parts(strategy, outputs)
+        nothing = tf.nest.map_structure(tf.zeros_like, results[working[0]])
+        return [results[place] if place in working else nothing for place in range(len(batches))]
 
     def _on_replica(self, place: int, batch: Any) -> Any:
         """What the step returns on a replica of this process; zeros if the replica has no rows."""
@@ -112,23 +112,24 @@ class OwnSteps(PartitionedProgram):
         leaves = [tf.nest.flatten(leaf, expand_composites=True) for leaf in leaves_there(batch)]
         copies = copies_of(function)
         captured = [
-            copies[id(each)][place] if id(each) in copies else each for each in function.captured_inputs
+            copies[id(capture)][place] if id(capture) in copies else capture
+            for capture in function.captured_inputs
         ]
-        given = [*(each for leaf in leaves for each in leaf), *captured]
+        given = [*(component for leaf in leaves for component in leaf), *captured]
         types = [tensor.dtype for tensor in function.outputs]
         shapes = [tensor.shape for tensor in function.outputs]
 
         def call(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            found = tf.raw_ops.StatefulPartitionedCall(args=list(tensors), Tout=types, f=function)
-            return list(found) if types else []
+            outputs = tf.raw_ops.StatefulPartitionedCall(args=list(tensors), Tout=types, f=function)
+            return list(outputs) if types else []
 
         compiled = tf.function(call, jit_compile=True) if self._model.jit_compile else call
 
         def step() -> list[tf.Tensor]:
-            found = compiled(*given)
-            for tensor, shape in zip(found, shapes, strict=True):
+            outputs = compiled(*given)
+            for tensor, shape in zip(outputs, shapes, strict=True):
                 tensor.set_shape(shape)
-            return [*found, tf.constant(0)]
+            return [*outputs, tf.constant(0)]
 
         def nothing() -> list[tf.Tensor]:
             return [
@@ -137,12 +138,12 @@ class OwnSteps(PartitionedProgram):
             ]
 
         with tf.device(strategy.extended.worker_devices[place]):
-            found = list(tf.cond(batch_rows(batch) > 0, step, nothing))[:-1]
-        return tf.nest.pack_sequence_as(function.structured_outputs, found, expand_composites=True)
+            outputs = list(tf.cond(batch_rows(batch) > 0, step, nothing))[:-1]
+        return tf.nest.pack_sequence_as(function.structured_outputs, outputs, expand_composites=True)
 
     def _means(self, each: Sequence[Any], sizes: Sequence[tf.Tensor]) -> Any:
         """The means of what the replicas' steps return, weighted by their rows."""
-        numbers = [list(map(tf.convert_to_tensor, tf.nest.flatten(found))) for found in each]
+        numbers = [list(map(tf.convert_to_tensor, tf.nest.flatten(result))) for result in each]
         if not any(numbers):
             return {}
         for tensor in numbers[0]:

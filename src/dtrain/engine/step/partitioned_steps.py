@@ -102,11 +102,11 @@ class DividedFunction:
         """The divided function, for batches of which every replica surely has rows, or for any."""
         some_idle = self._may_be_idle and not filled
         if some_idle not in self._divided:
-            found = self._divide(some_idle=some_idle)
-            if filled and self._may_be_idle and found.draws:
+            partitioned = self._divide(some_idle=some_idle)
+            if filled and self._may_be_idle and partitioned.draws:
                 # What it draws goes on where it has drawn before, whatever the data.
-                found = self._partitioned(False)
-            self._divided[some_idle] = found
+                partitioned = self._partitioned(False)
+            self._divided[some_idle] = partitioned
         return self._divided[some_idle]
 
     def __call__(self, parts: Sequence[Any], sizes: tf.Tensor | None = None, *, filled: bool = False) -> Any:
@@ -132,15 +132,15 @@ class DividedFunction:
         if leaves and partitioned.some_idle:
             leaves = _with_rows(leaves, sizes, self._first)
         inputs: list[list[tf.Tensor]] = []
-        for each in zip(*leaves, strict=True):
-            given = list(each)
-            if not is_dense(each[0]):
-                given = [self._communication.whole(each, sizes, self._first)] * len(each)
+        for by_replica in zip(*leaves, strict=True):
+            given = list(by_replica)
+            if not is_dense(by_replica[0]):
+                given = [self._communication.whole(by_replica, sizes, self._first)] * len(by_replica)
             components = [tf.nest.flatten(leaf, expand_composites=True) for leaf in given]
             inputs += map(list, zip(*components, strict=True))
-        found = iter(partitioned(sizes, inputs, self._communication, compiled=self._compiled))
+        outputs = iter(partitioned(sizes, inputs, self._communication, compiled=self._compiled))
         return tf.nest.map_structure(
-            lambda spec: spec if spec is None else _shaped(next(found), spec),
+            lambda spec: spec if spec is None else _shaped(next(outputs), spec),
             self._function.structured_outputs,
             expand_composites=True,
         )
@@ -166,7 +166,7 @@ def traced_as_one_device(
             keeping them in a list, because XLA has to know them.
     """
     leaves = leaves_there(spec)
-    components = [each for leaf in leaves for each in tf.nest.flatten(leaf, expand_composites=True)]
+    components = [component for leaf in leaves for component in tf.nest.flatten(leaf, expand_composites=True)]
 
     def traced(*tensors: Any) -> Any:
         given = iter(tf.nest.pack_sequence_as(leaves, tensors, expand_composites=True))
@@ -213,12 +213,12 @@ def _with_rows(parts: Sequence[Sequence[Any]], sizes: tf.Tensor, place: int) -> 
         zeros = tf.zeros(tf.concat([[1], tf.shape(first)[1:]], axis=0), first.dtype)
         return tf.concat([leaf, tf.concat([first[:1], zeros], axis=0)[: lacking[replica]]], axis=0)
 
-    found = tf.cond(
+    filled = tf.cond(
         tf.logical_and(tf.reduce_any(lacking > 0), tf.reduce_sum(sizes) > 0),
-        lambda: [with_row(*each) for each in open_parts],
+        lambda: [with_row(*open_part) for open_part in open_parts],
         lambda: [tf.identity(leaf) for _, leaf, _ in open_parts],
     )
-    made = {id(leaf): like(leaf, each) for (_, leaf, _), each in zip(open_parts, found, strict=True)}
+    made = {id(leaf): like(leaf, new_leaf) for (_, leaf, _), new_leaf in zip(open_parts, filled, strict=True)}
     return [[made.get(id(leaf), leaf) for leaf in part] for part in parts]
 
 
@@ -240,8 +240,14 @@ def _devices(strategy: Any) -> tuple[str, ...]:
 
 def _distributed(function: Any) -> dict[int, Any]:
     """The variables with a copy for each replica that a function uses, by the id of the handle in it."""
-    found = {id(each.handle): upstream_tf.container_of(each) for each in function.graph.variables}
-    return {key: each for key, each in found.items() if isinstance(each, tf.distribute.DistributedValues)}
+    containers = {
+        id(variable.handle): upstream_tf.container_of(variable) for variable in function.graph.variables
+    }
+    return {
+        key: container
+        for key, container in containers.items()
+        if isinstance(container, tf.distribute.DistributedValues)
+    }
 
 
 def is_in_parts(variable: Any) -> bool:
@@ -252,7 +258,9 @@ def is_in_parts(variable: Any) -> bool:
 
 def copies_of(function: Any) -> dict[int, list[tf.Tensor]]:
     """The handles of the copies of each variable that a function uses, by the id of the handle in it."""
-    return {key: [copy.handle for copy in each.values] for key, each in _distributed(function).items()}
+    return {
+        key: [copy.handle for copy in container.values] for key, container in _distributed(function).items()
+    }
 
 
 class SingleProgram(Program):

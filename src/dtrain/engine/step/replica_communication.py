@@ -65,11 +65,11 @@ class StrategyCollectives(Collectives):
 
     def _in_buckets(self, parts: Parts) -> Parts:
         """Sums that workers make in several calls, each as soon as its values are there."""
-        found: dict[int, Sequence[tf.Tensor]] = {}
-        for numbers in managed(self._strategy).reduction_groups([each[0] for each in parts]):
+        totals: dict[int, Sequence[tf.Tensor]] = {}
+        for numbers in managed(self._strategy).reduction_groups([values[0] for values in parts]):
             sums = super().sums([parts[number] for number in numbers], nested=False)
-            found.update(zip(numbers, sums, strict=True))
-        return [found[number] for number in range(len(parts))]
+            totals.update(zip(numbers, sums, strict=True))
+        return [totals[number] for number in range(len(parts))]
 
     def marked_sums(self, marks: Sequence[int], parts: Parts, *, nested: bool) -> Parts:
         """What the strategy's gradient hook makes of gradients, as in a loop of the user's own."""
@@ -82,7 +82,7 @@ class StrategyCollectives(Collectives):
         """As `Collectives.gathers`."""
         if not self._by_tensorflow:
             return super().gathers(parts)
-        return self._in_replicas(lambda *own: [gather_examples(each) for each in own], parts)
+        return self._in_replicas(lambda *own: [gather_examples(tensor) for tensor in own], parts)
 
     def sizes(self, parts: Sequence[Any]) -> tf.Tensor:
         """The rows of the parts of a batch on all replicas, an int32 vector.
@@ -90,8 +90,8 @@ class StrategyCollectives(Collectives):
         Args:
             parts: of the replicas of this process.
         """
-        found: tf.Tensor = self.gathers([[tf.reshape(batch_rows(part), [1]) for part in parts]])[0][0]
-        return found
+        rows: tf.Tensor = self.gathers([[tf.reshape(batch_rows(part), [1]) for part in parts]])[0][0]
+        return rows
 
     def whole(self, parts: Sequence[Any], sizes: tf.Tensor, first: int) -> Any:
         """The whole of a ragged, sparse or dense value, of which each replica has its own rows.
@@ -116,9 +116,11 @@ class StrategyCollectives(Collectives):
             for begin, part in zip(begins, parts, strict=True)
         ]
         indices = [part.indices + column for part, column in zip(parts, columns, strict=True)]
-        found = self.gathers([indices, [part.values for part in parts]])
+        gathered = self.gathers([indices, [part.values for part in parts]])
         rows = tf.cast(tf.reduce_sum(sizes), tf.int64)
-        return tf.SparseTensor(found[0][0], found[1][0], tf.concat([[rows], kind.dense_shape[1:]], axis=0))
+        return tf.SparseTensor(
+            gathered[0][0], gathered[1][0], tf.concat([[rows], kind.dense_shape[1:]], axis=0)
+        )
 
     def measure(self) -> None:
         """Measures the collectives of the step that is made next, if they are TensorFlow's."""
@@ -126,11 +128,11 @@ class StrategyCollectives(Collectives):
             self.waits = Waits()
 
     def _in_replicas(self, function: Callable[..., Any], parts: Parts) -> Parts:
-        given = tuple(upstream_tf.per_replica(list(each)) for each in parts)
+        given = tuple(upstream_tf.per_replica(list(values)) for values in parts)
 
         def communicated() -> Parts:
-            found = self._strategy.run(function, args=given)
-            return [self._strategy.experimental_local_results(each) for each in found]
+            results = self._strategy.run(function, args=given)
+            return [self._strategy.experimental_local_results(result) for result in results]
 
         return communicated() if self.waits is None else self.waits.around(parts, communicated)
 
@@ -149,12 +151,12 @@ class Waits:
     def around(self, parts: Parts, communicate: Callable[[], Parts]) -> Parts:
         """What `communicate` returns; time that two rounds have in common counts once."""
         begun = _time_of(parts)
-        found = communicate()
-        ended = _time_of(found)
+        results = communicate()
+        ended = _time_of(results)
         start = begun if self._last is None else tf.maximum(begun, self._last)
         self._spans.append(tf.maximum(ended - start, tf.zeros([], tf.float64)))
         self._last = ended
-        return found
+        return results
 
     def total(self) -> tf.Tensor:
         """The seconds of all rounds so far, a float64 scalar."""
@@ -163,7 +165,7 @@ class Waits:
 
 def _time_of(parts: Parts) -> tf.Tensor:
     """The time when all these tensors are computed: seconds since 1970, by the host's clock."""
-    tensors = [tensor for each in parts for tensor in each]
+    tensors = [tensor for values in parts for tensor in values]
     with tf.control_dependencies(tensors), tf.device("CPU:0"):
         return tf.timestamp()
 
@@ -186,10 +188,10 @@ class _WorkerCalls:
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """As `ProcessCommunication.all_reduce`."""
-        found: list[tf.Tensor] = self._calls.sums(tensors)
-        return found
+        sums: list[tf.Tensor] = self._calls.sums(tensors)
+        return sums
 
     def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """As `ProcessCommunication.all_gather`."""
-        found: list[tf.Tensor] = self._calls.gather(tensors)
-        return found
+        gathered: list[tf.Tensor] = self._calls.gather(tensors)
+        return gathered

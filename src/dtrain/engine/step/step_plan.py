@@ -32,9 +32,12 @@ def as_record(plan: Plan, rows: int | None) -> dict[str, Any]:
     return {
         "rows": rows,
         "rounds": plan.rounds,
-        **{f"{kind}s": sum(each.kind == kind for each in plan.communications) for kind in KINDS},
+        **{
+            f"{kind}s": sum(communication.kind == kind for communication in plan.communications)
+            for kind in KINDS
+        },
         **{f"{kind}_bytes": plan.bytes(kind, rows) for kind in KINDS},
-        "communications": [_communication(each, rows) for each in plan.communications],
+        "communications": [_communication(communication, rows) for communication in plan.communications],
         "gathered": [_gathered(plan, op, rows) for op in plan.gathered],
     }
 
@@ -73,9 +76,9 @@ def _gathered(plan: Plan, op: TracedOperation, rows: int | None) -> dict[str, An
 
 def _bytes_for(plan: Plan, op: TracedOperation, rows: int | None) -> int | None:
     """The bytes that are gathered since an operation needs them; None if a size is not known."""
-    found = [each.bytes(rows) for each in plan.gathered_for(op)]
-    known = [each for each in found if each is not None]
-    return sum(known) if len(known) == len(found) else None
+    sizes = [gather.bytes(rows) for gather in plan.gathered_for(op)]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None
 
 
 def _line(op: TracedOperation | None) -> str:

@@ -102,7 +102,7 @@ class Program(abc.ABC):
 def step_is_stock(model: Any, name: str) -> bool:
     """Whether a model's step, and the methods that compute its results, are Keras' own."""
     names = (name, "compute_metrics", "get_metrics_result")
-    return all(is_keras_own(model, each) for each in names)
+    return all(is_keras_own(model, method) for method in names)
 
 
 def is_keras_own(model: Any, name: str) -> bool:

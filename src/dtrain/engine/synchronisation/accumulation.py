@@ -111,15 +111,15 @@ class MicroBatchSums(LocalState):
 
     def _drop(self) -> None:
         with local_update():
-            for each in upstream_keras.accumulators_of(self._optimizer):
-                each.assign(tf.zeros(each.shape, each.dtype))
+            for accumulator in upstream_keras.accumulators_of(self._optimizer):
+                accumulator.assign(tf.zeros(accumulator.shape, accumulator.dtype))
 
     def _join(self) -> None:
         accumulators = upstream_keras.accumulators_of(self._optimizer)
-        totals = all_reduce_sum([tf.convert_to_tensor(each.value) for each in accumulators])
+        totals = all_reduce_sum([tf.convert_to_tensor(accumulator.value) for accumulator in accumulators])
         with local_update():
-            for each, total in zip(accumulators, totals, strict=True):
-                each.assign(total)
+            for accumulator, total in zip(accumulators, totals, strict=True):
+                accumulator.assign(total)
 
 
 def abandon(state: LocalState) -> None:

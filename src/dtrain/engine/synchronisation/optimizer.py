@@ -131,23 +131,23 @@ def _in_replica(
     """In a replica: applies the global batch's gradients to its own copy, or once to the central weights."""
     strategy, targets = _checked(optimizer, variables)
     _build(optimizer, strategy, targets)
-    found = sum_gradients(grads, targets)
+    sums = sum_gradients(grads, targets)
     if not strategy.dtrain_managed.layout.central:
         with local_update():
-            original(optimizer, found, variables)
+            original(optimizer, sums, variables)
         if plans:
-            broadcast_updates(optimizer, _with_gradients(targets, found))
+            broadcast_updates(optimizer, _with_gradients(targets, sums))
         return None
 
     def once(distribution: Any, *merged: Any) -> None:
         with local_update():
             original(
                 optimizer,
-                on_present(lambda _: [distribution.experimental_local_results(g)[0] for g in merged], found),
+                on_present(lambda _: [distribution.experimental_local_results(g)[0] for g in merged], sums),
                 variables,
             )
 
-    return _merge_call(once, found)
+    return _merge_call(once, sums)
 
 
 def _across(

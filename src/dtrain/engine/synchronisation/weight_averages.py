@@ -97,8 +97,8 @@ class WeightAverages(LocalState):
         for weight in self._model.trainable_variables:
             variables += [weight, *upstream_keras.slots_of(optimizer, weight)]
         variables += self._model.non_trainable_variables
-        mine = [found for found in map(underlying, variables) if found.dtype.is_floating]
-        sums = all_reduce_sum([tf.cast(each.read_value(), _wide(each.dtype)) for each in mine])
+        mine = [variable for variable in map(underlying, variables) if variable.dtype.is_floating]
+        sums = all_reduce_sum([tf.cast(variable.read_value(), _wide(variable.dtype)) for variable in mine])
         with local_update():
             for variable, total in zip(mine, sums, strict=True):
                 variable.assign(tf.cast(total / self._layout.replicas, variable.dtype))
@@ -115,15 +115,15 @@ def _check_optimizer(optimizer: Any) -> None:
         ConfigurationError: it cannot.
     """
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        found = "each replica would look for overflow, and change the loss scale, by itself"
+        reason = "each replica would look for overflow, and change the loss scale, by itself"
     elif not isinstance(optimizer, keras.optimizers.Optimizer) or hasattr(optimizer, "optimizers"):
-        found = f"the state of a {type(optimizer).__name__} is not known"
+        reason = f"the state of a {type(optimizer).__name__} is not known"
     elif is_sharded(optimizer):
-        found = "its state is divided over the replicas"
+        reason = "its state is divided over the replicas"
     else:
         return
     raise ConfigurationError(
-        f"Local SGD averages the optimizer's state, but {found}.",
+        f"Local SGD averages the optimizer's state, but {reason}.",
         hint="use one of Keras' optimizers with its whole state, in float32 or bfloat16",
     )
 
@@ -134,13 +134,13 @@ def _check_callbacks(callbacks: Sequence[Any]) -> None:
     Raises:
         ConfigurationError: a callback saves by a number of batches.
     """
-    for each in callbacks:
-        keras_own = isinstance(each, keras.callbacks.ModelCheckpoint) or (
-            type(each) is keras.callbacks.BackupAndRestore
+    for callback in callbacks:
+        keras_own = isinstance(callback, keras.callbacks.ModelCheckpoint) or (
+            type(callback) is keras.callbacks.BackupAndRestore
         )
-        if keras_own and each.save_freq != "epoch":
+        if keras_own and callback.save_freq != "epoch":
             raise ConfigurationError(
-                f"{type(each).__name__}(save_freq={each.save_freq!r}) saves between two averagings of local "
-                "SGD, where each replica has weights of its own.",
+                f"{type(callback).__name__}(save_freq={callback.save_freq!r}) saves between two averagings "
+                "of local SGD, where each replica has weights of its own.",
                 hint="set save_freq='epoch', or use dtrain.BackupAndRestore",
             )

@@ -44,9 +44,9 @@ def digest(value: Any, before: int = 0) -> int:
         value: a nest of tensors, arrays and None.
         before: the digest of what comes before.
     """
-    for each in tf.nest.flatten(value, expand_composites=True):
-        if each is not None:
-            before = zlib.crc32(_rounded(np.asarray(each)), before)
+    for leaf in tf.nest.flatten(value, expand_composites=True):
+        if leaf is not None:
+            before = zlib.crc32(_rounded(np.asarray(leaf)), before)
     return before
 
 

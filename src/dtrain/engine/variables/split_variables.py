@@ -21,8 +21,8 @@ def is_split(variable: Any) -> bool:
 
 def parts_of(variable: Any) -> list[Any]:
     """The TensorFlow variables that a variable consists of, in the order of their rows."""
-    found = underlying(variable)
-    return list(found.variables) if is_split(found) else [found]
+    tf_variable = underlying(variable)
+    return list(tf_variable.variables) if is_split(tf_variable) else [tf_variable]
 
 
 def rows_of(variable: Any) -> list[int]:

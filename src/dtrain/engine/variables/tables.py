@@ -20,10 +20,10 @@ ELEMENTS = 1 << 16
 
 def tables_of(layers: list[Any]) -> list[Any]:
     """The Keras variables of the layers' embedding tables that stay on the servers."""
-    found = [
+    tables = [
         layer._embeddings for layer in layers if isinstance(layer, keras.layers.Embedding) and layer.built
     ]
-    return [variable for variable in found if stays_on_servers(variable)]
+    return [variable for variable in tables if stays_on_servers(variable)]
 
 
 def stays_on_servers(variable: Any) -> bool:
@@ -57,9 +57,9 @@ def lookup(table: Any, ids: tf.Tensor) -> tf.Tensor:
     ids = tf.where(ids < 0, ids + tf.cast(table.shape[0], ids.dtype), ids)
     rows = tf.reshape(ids, [-1])
     parts = parts_of(table)
-    found = tf.gather(parts[0], rows) if len(parts) == 1 else _from_parts(table, parts, rows)
+    looked_up = tf.gather(parts[0], rows) if len(parts) == 1 else _from_parts(table, parts, rows)
     shape = tf.concat([tf.shape(ids), table.shape[1:]], axis=0)
-    return tf.ensure_shape(tf.reshape(found, shape), ids.shape.concatenate(table.shape[1:]))
+    return tf.ensure_shape(tf.reshape(looked_up, shape), ids.shape.concatenate(table.shape[1:]))
 
 
 def _from_parts(table: Any, parts: list[Any], rows: tf.Tensor) -> tf.Tensor:
@@ -68,10 +68,10 @@ def _from_parts(table: Any, parts: list[Any], rows: tf.Tensor) -> tf.Tensor:
         [start + count for start, count in zip(starts, rows_of(table), strict=True)], rows.dtype
     )
     owner = tf.searchsorted(ends, rows, side="right", out_type=tf.int32)
-    each = tf.dynamic_partition(rows, owner, len(parts))
+    owned = tf.dynamic_partition(rows, owner, len(parts))
     places = tf.dynamic_partition(tf.range(tf.size(rows)), owner, len(parts))
-    found = [
+    values = [
         tf.gather(part, own - tf.cast(start, own.dtype))
-        for part, own, start in zip(parts, each, starts, strict=True)
+        for part, own, start in zip(parts, owned, starts, strict=True)
     ]
-    return tf.dynamic_stitch(places, found)
+    return tf.dynamic_stitch(places, values)
