@@ -42,7 +42,7 @@ def network() -> Any:
     import keras
     import tensorflow as tf
 
-    from dtrain.upstream.tensorflow import in_no_order
+    from dtrain.upstream.tf_tracing import in_no_order
 
     def waiting(seconds: float, x: Any) -> Any:
         """`x`, later. TensorFlow waits in a thread of its own: no core, executor or interpreter is held."""

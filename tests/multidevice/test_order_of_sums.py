@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import dtrain
 from dtrain.partition.layouts import REPLICATED
-from dtrain.upstream.tensorflow import sum_in_order
+from dtrain.upstream.tf_tracing import sum_in_order
 from partitioned import on_replicas, traced
 
 SIZE = 4096

@@ -164,7 +164,7 @@ def test_a_position_is_noted_by_a_few_calls(strategies: dict[str, Any]) -> None:
         assert calls < 300, (name, calls)
 
 
-# What `upstream/keras.py` and `upstream/tf_data.py` read of objects.
+# What `upstream/keras_adapters.py` and `upstream/tf_data.py` read of objects.
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "arrays": ("_num_samples", "_batch_size", "_shuffle", "_inputs"),
     "PyDataset": ("py_dataset", "enqueuer", "shuffle", "_standardize_batch", "_get_iterator"),

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import dtrain
-from dtrain.upstream.tensorflow import underlying
+from dtrain.upstream.tf_variables import underlying
 
 
 def test_no_reduction_is_made_for_what_is_read_in_sum(monkeypatch: pytest.MonkeyPatch) -> None:

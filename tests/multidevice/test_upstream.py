@@ -24,19 +24,30 @@ from tensorflow.python.framework import ops
 from tensorflow.python.framework.func_graph import FuncGraph
 
 import dtrain
-import dtrain.upstream.keras as of_keras
-import dtrain.upstream.tensorflow as of_tensorflow
 from dtrain.engine import install
 from dtrain.errors import PeerMissingError, UnsupportedVersionError
 from dtrain.interfaces.gradient_hook import GradientHook
-from dtrain.upstream import all_reaches, keras_names, reach, servers, tensorflow_names, tf_data
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import (
+    all_reaches,
+    array_functions,
+    keras_adapters,
+    keras_models,
+    keras_names,
+    keras_variables,
+    reach,
+    servers,
+    tensorflow_names,
+    tf_data,
+    tf_replicas,
+    tf_tracing,
+    tf_variables,
+)
 from dtrain.upstream import tested_versions as on_record
 from dtrain.upstream.versions import check_versions
 
 ALL = all_reaches()
 REACHES = reach.of_installed(ALL)
-FOLDER = Path(of_keras.__file__).parent
+FOLDER = Path(reach.__file__).parent
 
 
 @pytest.fixture
@@ -376,26 +387,26 @@ def test_what_the_small_functions_import_is_there(module: str, name: str) -> Non
 
 
 def test_the_classes_are_those_that_keras_uses() -> None:
-    assert issubclass(keras.Model, of_keras.trainer_class())
-    assert isinstance(of_keras.seed_generator_global(), keras.random.SeedGenerator)
-    assert issubclass(keras_names.EPOCH_ITERATOR.original(), of_keras.epoch_iterator_base())
+    assert issubclass(keras.Model, keras_models.trainer_class())
+    assert isinstance(keras_variables.seed_generator_global(), keras.random.SeedGenerator)
+    assert issubclass(keras_names.EPOCH_ITERATOR.original(), keras_adapters.epoch_iterator_base())
 
 
 def test_stateless_scopes_are_seen() -> None:
-    assert not of_keras.in_stateless_scope()
+    assert not keras_variables.in_stateless_scope()
     with keras.StatelessScope():
-        assert of_keras.in_stateless_scope()
+        assert keras_variables.in_stateless_scope()
 
 
 def test_values_for_replicas() -> None:
     strategy = dtrain.MirroredStrategy()
-    both = of_tensorflow.per_replica([{"x": tf.constant(1.0)}, {"x": tf.constant(2.0)}])
+    both = tf_replicas.per_replica([{"x": tf.constant(1.0)}, {"x": tf.constant(2.0)}])
     assert [float(v) for v in strategy.experimental_local_results(both["x"])] == [1.0, 2.0]
     assert isinstance(both["x"], tensorflow_names.PER_REPLICA.resolve())
-    assert of_tensorflow.per_replica(["alone"]) == "alone"
-    seen = strategy.run(lambda: (of_tensorflow.replica_id(), of_tensorflow.local_replica_index()))
+    assert tf_replicas.per_replica(["alone"]) == "alone"
+    seen = strategy.run(lambda: (tf_replicas.replica_id(), tf_replicas.local_replica_index()))
     assert [int(i) for i in strategy.experimental_local_results(seen[1])] == [0, 1]
-    assert of_tensorflow.local_replica_index() == 0
+    assert tf_replicas.local_replica_index() == 0
 
 
 def test_where_replicas_can_be_joined() -> None:
@@ -403,16 +414,16 @@ def test_where_replicas_can_be_joined() -> None:
     seen: dict[str, bool] = {}
 
     def in_replica() -> tf.Tensor:
-        seen["in a replica"] = of_tensorflow.merge_possible()
+        seen["in a replica"] = tf_replicas.merge_possible()
 
         @tf.function
         def nested() -> tf.Tensor:
-            seen["in a function that is part of it"] = of_tensorflow.merge_possible()
+            seen["in a function that is part of it"] = tf_replicas.merge_possible()
             return tf.constant(0)
 
         @tf.function(jit_compile=True)
         def compiled() -> tf.Tensor:
-            seen["in a function of its own"] = of_tensorflow.merge_possible()
+            seen["in a function of its own"] = tf_replicas.merge_possible()
             return tf.constant(0)
 
         return nested() + compiled()
@@ -423,14 +434,14 @@ def test_where_replicas_can_be_joined() -> None:
         "in a function that is part of it": True,
         "in a function of its own": False,
     }
-    assert of_tensorflow.merge_possible()
+    assert tf_replicas.merge_possible()
 
 
 def test_xla_is_seen() -> None:
     seen = []
 
     def body(x: tf.Tensor) -> tf.Tensor:
-        seen.append(of_tensorflow.in_xla_graph())
+        seen.append(tf_tracing.in_xla_graph())
         return x + 1
 
     tf.function(body, jit_compile=True)(tf.constant(1))
@@ -440,7 +451,7 @@ def test_xla_is_seen() -> None:
 
 def test_the_global_seed() -> None:
     tf.random.set_seed(77)
-    assert of_tensorflow.global_seed() == 77
+    assert tf_tracing.global_seed() == 77
 
 
 def test_a_function_is_called_by_its_name() -> None:
@@ -468,7 +479,7 @@ def test_variables_are_numbered_in_the_order_they_are_made() -> None:
     with dtrain.MirroredStrategy().scope():
         made = [tf.Variable(1.0, name=name) for name in ("b", "a", "c7")]
     made.append(tf.Variable(1.0))
-    numbers = [of_tensorflow.creation_number(variable) for variable in made]
+    numbers = [tf_variables.creation_number(variable) for variable in made]
     assert numbers == sorted(numbers)
     assert len(set(numbers)) == len(made)
 
@@ -479,7 +490,7 @@ def test_tpu_systems() -> None:
     assert not servers.tpu_is_initialised(resolver)
 
 
-# What `upstream/keras.py` reads of objects.
+# What `upstream/keras_models.py` reads of objects.
 ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "model": (
         "_distribute_strategy",
@@ -568,7 +579,7 @@ def test_a_function_of_arrays_in_graphs_and_beside_them() -> None:
             raise LookupError("there is nothing to double")
         return [2 * array for array in arrays]
 
-    function = upstream_tf.ArrayFunction(doubled)
+    function = array_functions.ArrayFunction(doubled)
 
     def twice(x: tf.Tensor, n: tf.Tensor) -> list[tf.Tensor]:
         return function([x, n], [tf.float32, tf.int64])
@@ -597,7 +608,7 @@ def test_what_a_function_in_a_graph_raises_leaves_keras_as_it_is(call: str) -> N
     def fail(*arrays: np.ndarray) -> list[np.ndarray]:
         raise error
 
-    function = upstream_tf.ArrayFunction(fail)
+    function = array_functions.ArrayFunction(fail)
 
     def loss(y: tf.Tensor, found: tf.Tensor) -> tf.Tensor:
         (nothing,) = function([tf.stop_gradient(found)], [tf.float32])
@@ -661,7 +672,7 @@ def test_a_gradient_of_a_functions_own_is_there_as_long_as_the_graph(kind: str) 
     gc.collect()
     registered = set(ops.gradient_registry.list())
     variable = tf.Variable([0.5, -2.0])
-    function = upstream_tf.made_for_each_model(lambda: SILU[kind](variable)).get_concrete_function()
+    function = tf_tracing.made_for_each_model(lambda: SILU[kind](variable)).get_concrete_function()
     gc.collect()
     with tf.GradientTape() as tape:
         result = function()

@@ -12,7 +12,7 @@ import tensorflow as tf
 import dtrain
 from dtrain.errors import ConfigurationError
 from dtrain.interfaces.gradient_hook import GradientHook
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_optimizers
 
 from .common import BATCH, STEPS, classifier, data, iterations
 from .registry import Job, case
@@ -64,7 +64,7 @@ def counters_beside_the_gradients_are_sent_as_they_are(job: Job) -> None:
     assert (hook.sent, hook.arrived) == ({"kernel", "bias"}, {("bfloat16", "ps")})
     # Keras gives the number of updates; the optimizer's variable counts the micro-batches.
     assert iterations(model) == 2 * STEPS // 2
-    assert int(upstream_keras.iterations_of(model.optimizer).numpy()) == 2 * STEPS
+    assert int(keras_optimizers.iterations_of(model.optimizer).numpy()) == 2 * STEPS
 
 
 @case

@@ -24,7 +24,7 @@ from dtrain.engine.install import install
 from dtrain.errors import ConfigurationError
 from dtrain.interfaces.managed_strategy import layout_of
 from dtrain.interfaces.replica_layout import ReplicaLayout
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_models
 
 _ended: collections.Counter[str] = collections.Counter()  # fits that have ended without an error, by folder
 
@@ -160,7 +160,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
 
     def _newest(self, model: Any) -> tuple[LoadedCheckpoint | None, int]:
         """The newest checkpoint, and how many whole epochs are done in it."""
-        layout = layout_of(upstream_keras.strategy_of(model)) or ReplicaLayout()
+        layout = layout_of(keras_models.strategy_of(model)) or ReplicaLayout()
         folder = f"{self._folder()}/fit-0"
         check_no_link(folder, layout)
         checkpoint = find_newest(folder, layout, find_group(folder, layout), is_state)

@@ -22,7 +22,7 @@ from dtrain.errors import ConfigurationError
 from dtrain.interfaces.managed_strategy import layout_of
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.value_exchange import exchange
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_models
 
 
 class Checkpoints:
@@ -77,7 +77,7 @@ class Checkpoints:
         check_keep(keep)
         folder = checked_path("folder", folder)
         self._model = model
-        self._layout = layout_of(upstream_keras.strategy_of(model)) or ReplicaLayout()
+        self._layout = layout_of(keras_models.strategy_of(model)) or ReplicaLayout()
         self._folder = CheckpointFolder(
             storage_of(folder).absolute(folder),
             TrainingVariables(model, used, metrics),

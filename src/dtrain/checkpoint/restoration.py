@@ -22,7 +22,7 @@ from dtrain.engine.feed.position import DataPosition
 from dtrain.engine.loops.loop import current_loop
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.telemetry import events
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_models
 
 
 class Moment(enum.Enum):
@@ -152,7 +152,7 @@ class Restoration(NewTraining):
         self._folder.restore(self._found)
         self._callbacks.prepare_logs(self._worker["callbacks"])
         first = max(self.epoch, self._epochs) if self.trained else self.epoch
-        upstream_keras.set_first_epoch(self._model, first)
+        keras_models.set_first_epoch(self._model, first)
         same_workers = self._found.workers == self._layout.workers
         logger.log(logging.INFO if same_workers else logging.WARNING, "%s", self._summary())
 

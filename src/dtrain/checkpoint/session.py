@@ -32,7 +32,7 @@ from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.value_exchange import exchange
 from dtrain.task import channel
 from dtrain.telemetry import events
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_models
 
 _NAME = "BackupAndRestore"  # the name in reports of the training clock
 _SLOW_SECONDS = 0.5  # to write a checkpoint: below this, no warning
@@ -80,7 +80,7 @@ class BackupSession:
     def __init__(
         self, plan: BackupPlan, model: Any, arguments: dict[str, Any], on_end: Callable[[], None]
     ) -> None:
-        strategy = upstream_keras.strategy_of(model)
+        strategy = keras_models.strategy_of(model)
         self._plan = plan
         self._model = model
         self._on_end = on_end
@@ -90,7 +90,7 @@ class BackupSession:
         self._notices = PreemptionNotices()
         self._on_error = contextlib.ExitStack()
         self._on_error.callback(self._notices.close)
-        self._on_error.callback(upstream_keras.set_first_epoch, model, None)
+        self._on_error.callback(keras_models.set_first_epoch, model, None)
         self._iterator: Any = None
         self._restoration = NewTraining()
         self._epoch = 0
@@ -175,7 +175,7 @@ class BackupSession:
                 channel.request_removal(self._plan.folder)
                 channel.request_removal(self._folder.lock_file)
         self._folder.release()
-        upstream_keras.set_first_epoch(self._model, None)
+        keras_models.set_first_epoch(self._model, None)
         self._on_end()
         noted = exchange(self._layout, self._notices.noted) if job_continues else []
         self._notices.close()

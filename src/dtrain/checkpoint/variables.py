@@ -19,9 +19,8 @@ from dtrain.engine.sharding.sharding_plan import owner_of, owners_of
 from dtrain.errors import CheckpointError
 from dtrain.interfaces.managed_strategy import layout_of, managed
 from dtrain.interfaces.replica_layout import ReplicaLayout
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.tensorflow import underlying
+from dtrain.upstream import keras_models, keras_optimizers, keras_variables, tf_variables
+from dtrain.upstream.tf_variables import underlying
 
 _COMMON, _OWN = "common", "own"
 _ALONE = ReplicaLayout()
@@ -72,13 +71,13 @@ class TrainingVariables:
     def __init__(self, model: Any, optimizer: Any = None, metrics: Sequence[Any] = ()) -> None:
         self._model = model
         self._optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
-        strategy = upstream_keras.strategy_of(model)
+        strategy = keras_models.strategy_of(model)
         self._layout = layout_of(strategy) or _ALONE
         asynchronous = managed(strategy).asynchronous
         self._snapshots = None if asynchronous is None else asynchronous.snapshots(model)
         self._variables = _unique(model, self._optimizer, metrics)
         inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
-        accumulators = [] if inner is None else upstream_keras.accumulators_of(inner)
+        accumulators = [] if inner is None else keras_optimizers.accumulators_of(inner)
         self._accumulators = {id(underlying(accumulator)) for accumulator in accumulators}
         self._owners: dict[int, list[int]] = {}  # the writer of each variable, by the number of writers
 
@@ -235,7 +234,7 @@ class TrainingVariables:
             return
         # The aggregation of a user's metric is known only after its first update, so take the checkpoint's.
         if self._apart(variable):
-            upstream_tf.set_aggregation(underlying(variable), AGGREGATIONS[kind])
+            tf_variables.set_aggregation(underlying(variable), AGGREGATIONS[kind])
         for replica, part in self._parts(variable):
             if same:
                 part.assign(parts[replica])
@@ -264,7 +263,7 @@ def _unique(model: Any, optimizer: Any, metrics: Sequence[Any]) -> list[Any]:
         *model.metrics_variables,
         *(variable for metric in metrics for variable in metric.variables),
         *(optimizer.variables if optimizer is not None else ()),
-        upstream_keras.seed_generator_global().state,
+        keras_variables.seed_generator_global().state,
     ]
     return _plain(everything)
 

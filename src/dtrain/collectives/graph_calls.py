@@ -16,8 +16,7 @@ import tensorflow as tf
 
 from dtrain.collectives.calls import Calls
 from dtrain.errors import DataError
-from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream import tensorflow_names
+from dtrain.upstream import array_functions, tensorflow_names, tf_tracing, tf_variables
 
 LARGE = 64 * 1024  # bytes: a tensor of at least this size is all-reduced without being packed
 BUCKET = 4 * 2**20  # bytes: the most of several such tensors that are all-reduced with one barrier
@@ -35,9 +34,9 @@ class CallOperations:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._seconds = 0.0
-        self._token = upstream_tf.variable_on("CPU:0", 0.0, tf.float32, "communication_token")
+        self._token = tf_variables.variable_on("CPU:0", 0.0, tf.float32, "communication_token")
         self._sums, self._gather, self._broadcast = (
-            upstream_tf.ArrayFunction(self._counted(call))
+            array_functions.ArrayFunction(self._counted(call))
             for call in (
                 lambda *arrays: calls.sums(arrays),
                 lambda *arrays: _gathered(calls, arrays),
@@ -112,7 +111,7 @@ class CallOperations:
 
     def _operation(self, function: Any, values: Sequence[Any]) -> list[Any]:
         kinds = [value.dtype for value in values]
-        with upstream_tf.not_recording(), tf.device("CPU:0"):
+        with tf_tracing.not_recording(), tf.device("CPU:0"):
             before = self._token.read_value()
             with tf.control_dependencies([before]):
                 results = function(values, kinds)

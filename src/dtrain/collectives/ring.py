@@ -17,8 +17,7 @@ from dtrain.collectives.graph_calls import TensorGroups
 from dtrain.collectives.transport import Facts, Transport
 from dtrain.environments.topology import Topology
 from dtrain.interfaces.replica_layout import ReplicaLayout
-from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream import tensorflow_names
+from dtrain.upstream import tensorflow_names, tf_variables
 
 _Launcher: Any = tensorflow_names.LAUNCHER.resolve()
 
@@ -66,7 +65,7 @@ class RingLauncher(_Launcher):  # type: ignore[misc]
     def __init__(self, ordered: bool, *rest: Any) -> None:
         self._ordered = ordered
         super().__init__(*rest)
-        self._counted = upstream_tf.variable_on("CPU:0", _FIRST_COUNTED_KEY, tf.int32, "collective_key")
+        self._counted = tf_variables.variable_on("CPU:0", _FIRST_COUNTED_KEY, tf.int32, "collective_key")
         self._counting = False
 
     def all_reduce(self, input_tensor: Any, control_input: Any = None, options: Any = None) -> Any:

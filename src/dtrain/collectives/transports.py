@@ -26,8 +26,7 @@ from dtrain.errors import ConfigurationError, PeerMismatchError
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group import peers
 from dtrain.process_group.value_exchange import exchange
-from dtrain.upstream import servers
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import servers, tf_replicas
 
 AUTO = "auto"
 """The name that leaves the choice to dtrain."""
@@ -204,5 +203,5 @@ def install(
 
     servers.reduce_in_own_threads(extended)
     if layout.workers > 1:
-        upstream_tf.replace_launchers(extended, launcher)
+        tf_replicas.replace_launchers(extended, launcher)
     return operations

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.engine.batches.batch_rows import packed, unconverted
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tf_variables
 
 _NOT_BEGUN = -1
 
@@ -30,7 +30,7 @@ class EpochCounter:
         self._only = only
         # Not a tf.Variable: in a strategy's scope the strategy would create and replicate it.
         with tf.init_scope(), tf.device("CPU:0"):
-            self._handle = upstream_tf.unnamed_variable_handle(tf.int64, [])
+            self._handle = tf_variables.unnamed_variable_handle(tf.int64, [])
             tf.raw_ops.AssignVariableOp(resource=self._handle, value=tf.constant(first, tf.int64))
 
     @property

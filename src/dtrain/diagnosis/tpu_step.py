@@ -15,8 +15,7 @@ import tensorflow as tf
 from dtrain.base.user_lines import line_of_keras, line_of_user
 from dtrain.diagnosis.check import CheckResult
 from dtrain.engine.batches.batch_rows import unconverted, without_optionals
-from dtrain.upstream import graph_functions
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import graph_functions, keras_models
 
 _PYTHON = {
     "PyFunc": "tf.numpy_function",
@@ -63,7 +62,7 @@ class StepExaminer:
         self._step = step
         self._batch = without_optionals(batch)
         self._leaves = tf.nest.flatten(self._batch)
-        self._layers = {layer.name for layer in upstream_keras.layers_of(model)}
+        self._layers = {layer.name for layer in keras_models.layers_of(model)}
         self._found: dict[str, CheckResult] = {}  # by place, so that each line of code is reported once
 
     def examine(self) -> list[CheckResult]:

@@ -24,7 +24,7 @@ from dtrain.diagnosis.user_script import described, ends_well, run_script
 from dtrain.errors import DtrainError, ProcessEnd
 from dtrain.interfaces.dataset_parts import datasets_in_place
 from dtrain.strategies import registry
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_models
 
 _TPU_CALLS = (
     (tf.config, "experimental_connect_to_cluster"),
@@ -84,7 +84,7 @@ class FitExaminer:
         """
         if self.ended:
             raise ProcessEnd(0)
-        original = upstream_keras.trainer_class().fit
+        original = keras_models.trainer_class().fit
         call = inspect.signature(original).bind(model, *args, **kwargs)
         call.apply_defaults()
         datasets_in_place(call.arguments, "fit")

@@ -16,8 +16,8 @@ from dtrain.base.log import logger
 from dtrain.errors import ScopeError
 from dtrain.interfaces.managed_strategy import layout_of
 from dtrain.interfaces.replica_layout import ReplicaLayout
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream.tensorflow import underlying
+from dtrain.upstream import keras_models, keras_optimizers
+from dtrain.upstream.tf_variables import underlying
 
 # Describes this process' strategy of several workers; never reset, as a process cannot leave its job.
 _with_workers = ""
@@ -60,7 +60,7 @@ def check_left_out(model: Any) -> None:
         ScopeError: the process made a strategy of several workers that each run the program.
     """
     global _never_entered
-    if upstream_keras.strategy_of(model) is not None or _distribute().has_strategy():
+    if keras_models.strategy_of(model) is not None or _distribute().has_strategy():
         return
     if layout_of(_distribute().get_strategy()) is not None:
         return  # the program has called `default_strategy`, so that one device is intended
@@ -88,7 +88,7 @@ def check_optimizer_left_out(optimizer: Any) -> None:
     It is no error, because a process may update variables that it does not share with other workers.
     """
     global _loop_noted
-    own = upstream_keras.strategy_of_optimizer(optimizer)
+    own = keras_optimizers.strategy_of_optimizer(optimizer)
     if not _with_workers or _loop_noted or own is not _distribute().get_strategy():
         return
     _loop_noted = True
@@ -131,7 +131,7 @@ def check_model(model: Any) -> None:
     import keras  # imported here, because strategies import this module before they check Keras' backend
 
     strategy = model.distribute_strategy
-    check_scope(model, made_under := upstream_keras.strategy_of(model))
+    check_scope(model, made_under := keras_models.strategy_of(model))
     if made_under is None and not _distribute().has_strategy():
         return  # TensorFlow's default strategy
     if made_under is not strategy:
@@ -182,7 +182,7 @@ def check_same_strategy(optimizer: Any, strategy: Any, variables: Sequence[Any] 
     Raises:
         ScopeError: names the strategy that the optimizer or the variable was made under.
     """
-    made_under = upstream_keras.strategy_of_optimizer(optimizer) or strategy
+    made_under = keras_optimizers.strategy_of_optimizer(optimizer) or strategy
     if made_under is not strategy:
         raise ScopeError(
             f"The optimizer {optimizer.name!r} was made {_place(made_under)}, "

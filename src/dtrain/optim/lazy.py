@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_optimizers
 
 
 @keras.saving.register_keras_serializable(package="dtrain")
@@ -38,7 +38,7 @@ class LazyAdam(keras.optimizers.Adam):  # type: ignore[misc]
         rows, places = tf.unique(gradient.indices)
         summed = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
         summed = tf.cast(summed, variable.dtype)
-        number = upstream_keras.number_of_variable(self, variable)
+        number = keras_optimizers.number_of_variable(self, variable)
         rate = self._rate(tf.cast(learning_rate, variable.dtype))
         momentum = self._moved(self._momentums[number], summed, self.beta_1, rows)
         velocity = self._moved(self._velocities[number], tf.square(summed), self.beta_2, rows)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import keras
 
 from dtrain.errors import ConfigurationError
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_optimizers
 
 OptimizerLike: TypeAlias = str | keras.optimizers.Optimizer | Callable[..., keras.optimizers.Optimizer]
 """A name that Keras knows, an optimizer that was not used yet, a class, or a function that takes a rate."""
@@ -141,5 +141,5 @@ def with_settings(
             )
         config["gradient_accumulation_steps"] = accumulation if accumulation > 1 else None
     made = type(optimizer).from_config(config)
-    upstream_keras.copy_decay_exclusions(optimizer, made)
+    keras_optimizers.copy_decay_exclusions(optimizer, made)
     return made

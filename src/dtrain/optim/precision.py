@@ -15,8 +15,7 @@ import keras
 
 from dtrain.base.log import logger
 from dtrain.base.words import PRECISIONS, SHORT_PRECISIONS, known_word
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import layer_calls
+from dtrain.upstream import keras_models, layer_calls
 
 _HALVES = ("float16", "bfloat16")
 # Layers that do not change numbers: the precision is decided by the layer before them.
@@ -93,7 +92,7 @@ def float32_outputs(model: keras.Model) -> keras.Model:
         print(model(np.ones((1, 4))).dtype)  # float32
         ```
     """
-    if not any(_computes_in_half(layer) for layer in upstream_keras.layers_of(model)):
+    if not any(_computes_in_half(layer) for layer in keras_models.layers_of(model)):
         return model
     if isinstance(model, keras.Sequential):
         operations = _last_of_sequence(model)
@@ -150,9 +149,9 @@ def _make_float32(layer: Any) -> None:
     if isinstance(layer, keras.Model):
         float32_outputs(layer)
         return
-    if not any(_computes_in_half(sublayer) for sublayer in upstream_keras.layers_of(layer)):
+    if not any(_computes_in_half(sublayer) for sublayer in keras_models.layers_of(layer)):
         return
-    inner = [sublayer for sublayer in upstream_keras.layers_of(layer) if sublayer is not layer]
+    inner = [sublayer for sublayer in keras_models.layers_of(layer) if sublayer is not layer]
     if inner and not isinstance(layer, keras.layers.Wrapper):
         # A user's layer with inner layers may be the whole network, so only its outputs are cast.
         _cast_outputs(layer)

@@ -11,7 +11,7 @@ from dtrain.base.log import logger
 from dtrain.engine.install import install
 from dtrain.engine.sharding.sharding_plan import shard
 from dtrain.errors import ConfigurationError
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_optimizers
 
 # Optimizers whose state has the shape of the weights, begins equal on all replicas, and is used in updates
 # only.
@@ -90,6 +90,6 @@ def shard_state(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optim
         )
     install()
     if not shard(inner):
-        strategy = upstream_keras.strategy_of_optimizer(inner)
+        strategy = keras_optimizers.strategy_of_optimizer(inner)
         logger.info("shard_state has no effect under %s.", type(strategy).__name__)
     return optimizer

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from dtrain.upstream.tensorflow import sum_in_order
+from dtrain.upstream.tf_tracing import sum_in_order
 
 Parts = Sequence[Sequence[tf.Tensor]]
 """For each value, a tensor of each replica of this process, on its device."""

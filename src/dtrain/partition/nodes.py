@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.partition.traced import TracedOperation
-from dtrain.upstream.tensorflow import JOINED
+from dtrain.upstream.tf_tracing import JOINED
 
 INPUT, ALL_REDUCE, ALL_GATHER, BRANCH, LOOP = "Input", "AllReduce", "AllGather", "Branch", "Loop"
 """Types of nodes that are no operations of TensorFlow."""

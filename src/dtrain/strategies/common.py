@@ -29,9 +29,8 @@ from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.interfaces.scope_checks import scope_entered
 from dtrain.process_group.secret import on_loopback
 from dtrain.strategies import devices
-from dtrain.upstream import graph_functions, tensorflow_names
-from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.tensorflow import sum_in_order
+from dtrain.upstream import graph_functions, tensorflow_names, tf_variables
+from dtrain.upstream.tf_tracing import sum_in_order
 
 # TensorFlow's default is 1 for every strategy: the collectives of a second strategy in a process would then
 # use the keys of the first. All workers create their strategies in the same order, so they count alike.
@@ -199,7 +198,7 @@ class LocalUpdates:
         """
         calls = managed(self._container_strategy()).calls  # type: ignore[attr-defined]
         if calls is not None and replica_id == 0:
-            initial: Any = lambda: calls.broadcast(upstream_tf.initial_value(kwargs))  # noqa: E731
+            initial: Any = lambda: calls.broadcast(tf_variables.initial_value(kwargs))  # noqa: E731
         else:
             initial = super()._get_variable_creator_initial_value(  # type: ignore[misc]
                 replica_id=replica_id, device=device, primary_var=primary_var, **kwargs
@@ -301,7 +300,7 @@ class SummedVariable(ReadAsNumber, _SyncOnRead):  # type: ignore[misc]
         self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Any:
         """As TensorFlow's, but exact for an integer that replicas sum."""
-        with upstream_tf.writes_whole(self) as whole:
+        with tf_variables.writes_whole(self) as whole:
             if whole:
                 _note_host_write(self, value)
             if whole and self._sums_integers():

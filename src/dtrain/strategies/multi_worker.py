@@ -28,8 +28,7 @@ from dtrain.process_group.secret import on_loopback
 from dtrain.process_group.value_exchange import exchange
 from dtrain.strategies import common, devices
 from dtrain.task import channel
-from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream import tensorflow_names
+from dtrain.upstream import tensorflow_names, tf_tracing
 from dtrain.upstream.servers import abort_collectives
 
 _Extended: Any = tensorflow_names.COLLECTIVE_EXTENDED.resolve()
@@ -243,7 +242,7 @@ def _seed_alike(layout: ReplicaLayout) -> None:
     """Sets one random seed on all workers that have none, so that they shuffle data in the same order."""
     if layout.workers == 1:
         return
-    mine = upstream_tf.global_seed()
+    mine = tf_tracing.global_seed()
     seeds = exchange(
         layout, mine if mine is not None else (secrets.randbits(31) if layout.worker == 0 else None)
     )

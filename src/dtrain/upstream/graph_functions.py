@@ -1,6 +1,6 @@
 """What TensorFlow has no public API for about functions: conversion, inlining, graphs and their operations.
 
-`tensorflow.py` has what concerns replicas and variables.
+`tf_replicas.py` and `tf_variables.py` have what concerns replicas and variables.
 """
 
 from __future__ import annotations

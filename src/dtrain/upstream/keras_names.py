@@ -1,7 +1,8 @@
 """The private names of Keras that dtrain uses or replaces, each with its reason.
 
-The replacements are in `engine/`; `reach.py` says on which objects they work. `keras.py` reads what
-has a private name in objects.
+`engine/replacements.py` lists the replacements; `reach.py` says on which objects they work. What has a
+private name in objects is read in `keras_models.py`, `keras_variables.py`, `keras_optimizers.py` and
+`keras_adapters.py`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from dtrain.upstream.keras import layers_of
+from dtrain.upstream.keras_models import layers_of
 
 
 def is_functional(model: Any) -> bool:

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from dtrain.errors import DataError
-from dtrain.upstream import layer_calls
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import layer_calls, tf_replicas
 
 _KINDS = (tf.RaggedTensor, tf.SparseTensor, tf.RaggedTensorSpec, tf.SparseTensorSpec)
 
@@ -299,7 +298,7 @@ def local_specs(strategy: Any, spec: Any) -> tuple[Any, ...]:
     """The specs of the batches of a distributed dataset, one for each local replica."""
     count = len(strategy.extended.worker_devices)
 
-    return tuple(map_leaves(lambda leaf, i=i: upstream_tf.replica_spec(leaf, i), spec) for i in range(count))
+    return tuple(map_leaves(lambda leaf, i=i: tf_replicas.replica_spec(leaf, i), spec) for i in range(count))
 
 
 def batch_spec(batch: Any) -> Any:

@@ -19,7 +19,7 @@ from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.plain_values import NotPlainError, encode
 from dtrain.process_group.running_operations import current_operation
 from dtrain.process_group.value_exchange import exchange
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_models
 
 
 def end_of_data(layout: ReplicaLayout | None, logs: Any) -> Any:
@@ -197,5 +197,5 @@ def _may_edit(callback: Any) -> bool:
     """Whether a callback may change the logs at the end of an epoch, so that they differ between workers."""
     if not has_hook(callback, "on_epoch_end") or passes_on(callback, "on_epoch_end"):
         return False
-    own = isinstance(callback, keras.callbacks.LambdaCallback) or not upstream_keras.is_keras_own(callback)
+    own = isinstance(callback, keras.callbacks.LambdaCallback) or not keras_models.is_keras_own(callback)
     return own and type(callback).__module__.partition(".")[0] != __name__.partition(".")[0]

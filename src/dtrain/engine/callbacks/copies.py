@@ -23,7 +23,7 @@ from dtrain.errors import ReplicaMismatchError
 from dtrain.interfaces.managed_strategy import layout_of
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.value_exchange import exchange
-from dtrain.upstream.tensorflow import underlying
+from dtrain.upstream.tf_variables import underlying
 
 _TOLERANCE = 1e-5  # of the largest value of a weight
 _SHOWN = 4  # weights that an error names

@@ -25,7 +25,7 @@ from dtrain.errors import ConfigurationError
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.value_exchange import exchange
 from dtrain.telemetry import events
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_models
 from dtrain.upstream.reach import set_methods
 
 _BATCH_HOOKS = {
@@ -139,10 +139,10 @@ def watches(callback: Any, kind: str) -> bool:
     if _tracks_epochs(callback):
         return False
     if isinstance(callback, keras.callbacks.ModelCheckpoint | keras.callbacks.BackupAndRestore):
-        if upstream_keras.is_keras_own(callback):
+        if keras_models.is_keras_own(callback):
             return bool(callback.save_freq != "epoch")
-    elif isinstance(callback, keras.callbacks.TensorBoard) and upstream_keras.is_keras_own(callback):
-        return bool(callback.update_freq != "epoch" or upstream_keras.profiles_batches(callback))
+    elif isinstance(callback, keras.callbacks.TensorBoard) and keras_models.is_keras_own(callback):
+        return bool(callback.update_freq != "epoch" or keras_models.profiles_batches(callback))
     return any(has_hook(callback, name) for name in _BATCH_HOOKS[kind] if not passes_on(callback, name))
 
 
@@ -310,7 +310,7 @@ def _follower(callback: Any) -> Any:
     """What this worker runs in place of a callback whose files another worker writes."""
     if isinstance(callback, keras.callbacks.BackupAndRestore):
         return RestoreOnly(callback)
-    if upstream_keras.is_keras_own(callback):
+    if keras_models.is_keras_own(callback):
         return keras.callbacks.Callback()
     # A user's subclass may do more than write, so it still runs, but its files are discarded.
     quiet = copy.copy(callback)

@@ -17,7 +17,7 @@ from dtrain.engine.execution.xla_steps import XlaSteps, replica_device
 from dtrain.engine.feed.groups import Part
 from dtrain.engine.step.steps import Program, first_replica, silent_results, step_is_stock
 from dtrain.engine.step.xla_rule import runs_in_xla
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tf_tracing
 
 
 class LocalProgram(Program):
@@ -41,7 +41,7 @@ class LocalProgram(Program):
         self._restored = False
         self._xla = XlaSteps(self._whole_step, model)
         if self.compiled:
-            self._compiled_step = upstream_tf.made_for_each_model(
+            self._compiled_step = tf_tracing.made_for_each_model(
                 self._whole_step, jit_compile=True, reduce_retracing=True
             )
             self._step = self._on_its_device

@@ -15,7 +15,7 @@ from dtrain.engine.step.step_plan import warn_of_much
 from dtrain.engine.step.steps import unwrapped
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.running_operations import operation
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tf_tracing
 
 
 class PartitionedPredict:
@@ -52,5 +52,5 @@ class PartitionedPredict:
             divided = DividedFunction(step, spec, self._model.distribute_strategy, self._layout)
             if self._layout.first_replica == 0:
                 warn_of_much(divided.plan, self._batches.count(split.parts, split.sizes))
-            self._functions[str(spec)] = upstream_tf.made_for_each_model(divided, reduce_retracing=True)
+            self._functions[str(spec)] = tf_tracing.made_for_each_model(divided, reduce_retracing=True)
         return self._functions[str(spec)](own, split.sizes)

@@ -18,7 +18,7 @@ from dtrain.engine.feed.passes import traced_read
 from dtrain.engine.loops.loop import TARGET_SECONDS, GroupCall
 from dtrain.engine.step.steps import unwrapped
 from dtrain.engine.step.xla_rule import runs_in_xla
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tf_tracing
 
 
 class OneReplicaPredict:
@@ -114,7 +114,7 @@ class OneReplicaPredict:
             return tf.TensorSpec([reader.order.batch, *leaf.shape[2:]], leaf.dtype)
 
         specs = tf.nest.map_structure(batch_of, buffer.batches)  # type: ignore[union-attr]
-        one = upstream_tf.made_for_each_model(self._one_batch).get_concrete_function(specs)
+        one = tf_tracing.made_for_each_model(self._one_batch).get_concrete_function(specs)
         leaves = tf.nest.flatten(one.structured_outputs)
         if not all(isinstance(leaf, tf.Tensor | tf.TensorSpec) for leaf in leaves):
             return None
@@ -138,14 +138,14 @@ class OneReplicaPredict:
             return tf.nest.map_structure(lambda leaf: tf.reshape(leaf, [-1, *leaf.shape[2:]]), stacked), after
 
         place = tf.TensorSpec([2], tf.int64)
-        made: Callable[..., Any] = upstream_tf.made_for_each_model(group).get_concrete_function(data, place)
+        made: Callable[..., Any] = tf_tracing.made_for_each_model(group).get_concrete_function(data, place)
         return made
 
     def _one_batch(self, batch: Any) -> Any:
         """The outputs of one batch, as Keras' own function computes them."""
         strategy, step = self._model.distribute_strategy, unwrapped(self._model.predict_step)
         if self._model.jit_compile:
-            step = upstream_tf.made_for_each_model(step, jit_compile=True)
+            step = tf_tracing.made_for_each_model(step, jit_compile=True)
         outputs = strategy.run(step, args=(batch,))
         return keras.tree.map_structure(
             lambda output: strategy.experimental_local_results(output)[0], outputs

@@ -31,8 +31,7 @@ from dtrain.partition.plan import Plan
 from dtrain.process_group.running_operations import inside_step, note_end_of_data, operation
 from dtrain.task.task_hooks import without_collection
 from dtrain.telemetry import events
-from dtrain.upstream import graph_functions
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import graph_functions, tf_tracing
 
 _NO_STEPS = RunResult(0, None, None, 0.0, None)
 
@@ -71,7 +70,7 @@ class StepFunction:
         self._waited = _Stopwatch(managed(model.distribute_strategy).waited if training else None)
         self._results: Callable[..., Any] = self._program.results
         if not self._model.run_eagerly:
-            self._results = upstream_tf.made_for_each_model(self._results)
+            self._results = tf_tracing.made_for_each_model(self._results)
 
     @property
     def findings(self) -> dict[str, Any] | None:
@@ -251,7 +250,7 @@ class StepFunction:
 
             if made not in self._functions:
                 with _tracing():
-                    self._functions[made] = upstream_tf.made_for_each_model(run).get_concrete_function(*specs)
+                    self._functions[made] = tf_tracing.made_for_each_model(run).get_concrete_function(*specs)
             self._functions[key] = self._functions[made]
         return self._functions[key]
 
@@ -331,7 +330,7 @@ class StepFunction:
         key = _kind(f"single, {sizes is None}", batch_spec, phase)
         if key not in self._functions:
             self._program.prepare(batch_spec, phase)
-            made = upstream_tf.made_for_each_model(run_with_results, reduce_retracing=True)
+            made = tf_tracing.made_for_each_model(run_with_results, reduce_retracing=True)
             if batch_spec is not None:
                 # Traced once for parts of any size: of uneven parts there would be a trace for each.
                 part = map_leaves(any_rows, batch_spec)
@@ -359,7 +358,7 @@ class StepFunction:
 
 def _kind(specs: Any, batch_spec: Any, phase: str | None, *, filled: bool = False) -> str:
     """The key of a traced step; one that reads clocks is an error once operations are deterministic."""
-    return f"{specs} {batch_spec} {phase} {filled} {upstream_tf.deterministic_operations()}"
+    return f"{specs} {batch_spec} {phase} {filled} {tf_tracing.deterministic_operations()}"
 
 
 class _Stopwatch:

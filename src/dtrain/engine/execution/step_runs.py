@@ -16,7 +16,7 @@ from dtrain.engine.feed.batch_sources import SplitIterator
 from dtrain.engine.feed.passes import BatchBuffer, traced_read
 from dtrain.task import channel
 from dtrain.task.progress import reporter
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tf_tracing, tf_variables
 
 TracedStep = Callable[..., Any]
 """A traced step: takes the parts of a batch and their sizes; returns what `Program.run` returns."""
@@ -67,7 +67,7 @@ class Run:
         self._whole = iterator.whole  # the iterator itself is not kept, so that it can be deleted
         self._outputs, self._waited = step.structured_outputs  # type: ignore[attr-defined]
         self._reading = _ReadingFlag() if channel.connected() else None
-        self._timed = not upstream_tf.deterministic_operations()  # then `tf.timestamp` is an error
+        self._timed = not tf_tracing.deterministic_operations()  # then `tf.timestamp` is an error
         self._reader = iterator.reader
         loop: Callable[..., Any] = self._counted if exact else self._until_end
         if self._reader:
@@ -77,7 +77,7 @@ class Run:
             done, buffer, outputs, *times = loop(*given)
             return done, buffer, outputs if results is None else results(), *times
 
-        made = upstream_tf.made_for_each_model(run)
+        made = tf_tracing.made_for_each_model(run)
         self._function = made.get_concrete_function(*iterator.specs, tf.TensorSpec([], tf.int32))
 
     def __call__(self, iterator: SplitIterator, steps: int) -> RunResult:
@@ -215,7 +215,7 @@ class _ReadingFlag:
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device("CPU:0"):
-            self._handle = upstream_tf.unnamed_variable_handle(tf.int32, [])
+            self._handle = tf_variables.unnamed_variable_handle(tf.int32, [])
             self.set(0)
 
     def set(self, value: int) -> Any:

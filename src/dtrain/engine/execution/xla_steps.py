@@ -18,7 +18,7 @@ import tensorflow as tf
 from dtrain.engine.batches.batch_rows import map_leaves, present_leaves
 from dtrain.engine.feed.groups import Part, batch_of
 from dtrain.engine.replica.thread_state import thread_state
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tf_tracing
 
 Step = Callable[[Any], Any]
 
@@ -105,7 +105,7 @@ class XlaSteps:
             step = self._traced(rows, size)
             specs = step.structured_outputs
         number = tf.TensorSpec([], tf.int32)
-        function = upstream_tf.made_for_each_model(many, jit_compile=True)
+        function = tf_tracing.made_for_each_model(many, jit_compile=True)
         made: Callable[..., Any] = function.get_concrete_function(rows, number, number)
         return made
 
@@ -116,7 +116,7 @@ class XlaSteps:
             return None if leaf is None else tf.TensorSpec([size, *leaf.shape[1:]], leaf.dtype)
 
         with self._random_numbers():
-            step = upstream_tf.made_for_each_model(self._step)
+            step = tf_tracing.made_for_each_model(self._step)
             return step.get_concrete_function(map_leaves(of_batch, rows))
 
     def _random_numbers(self) -> contextlib.AbstractContextManager[Any]:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from dtrain.engine.batches.batch_rows import BatchParts, part_sizes, unconverted
 from dtrain.engine.batches.example_order import ArrayOrder
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_adapters
 
 
 class ArrayDataset:
@@ -84,7 +84,7 @@ class ArrayBatches:
         )
         arrays = tf.data.Dataset.from_tensors(values).repeat()
         batches = tf.data.Dataset.zip((rows, arrays)).map(
-            unconverted(lambda rows, arrays: upstream_keras.some_rows(arrays, rows)),
+            unconverted(lambda rows, arrays: keras_adapters.some_rows(arrays, rows)),
             num_parallel_calls=2,
             deterministic=True,
         )
@@ -105,7 +105,7 @@ class ArrayBatches:
                     # Computes one extra place and drops it, because `permute` needs at least one place.
                     places = tf.minimum(start + tf.range(low, high + 1, dtype=tf.int64), start + size - 1)
                     chosen = self.order.rows_at(places, step, number, begun)[:-1]
-                    parts.append(upstream_keras.some_rows(values, chosen))
+                    parts.append(keras_adapters.some_rows(values, chosen))
                 if self.parts.replicas == 1:
                     return parts[0]
                 return tuple(parts), part_sizes(size, self.parts.replicas)

@@ -31,8 +31,7 @@ from dtrain.engine.feed.position import DataPosition
 from dtrain.engine.feed.same_examples import ArrayDigest, digest_of
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.value_exchange import exchange
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import keras_adapters, tf_tracing, tf_variables
 
 _READ_AHEAD = 8e6  # bytes of batches to read ahead
 # This many batches, if they have at most this many bytes, are read together into a buffer.
@@ -76,11 +75,11 @@ class ArraySource:
     counted = True
 
     def __init__(self, adapter: Any, layout: ReplicaLayout | None) -> None:
-        self._rows, self.batch, self._shuffle = upstream_keras.array_facts(adapter)
+        self._rows, self.batch, self._shuffle = keras_adapters.array_facts(adapter)
         self.least_rows = self._rows % self.batch or min(self._rows, self.batch)
         with tf.init_scope(), tf.device("CPU:0"):
-            self._handle = upstream_tf.unnamed_variable_handle(tf.int64, [4])
-        self._values = map_leaves(_tensor, upstream_keras.arrays_of(adapter))
+            self._handle = tf_variables.unnamed_variable_handle(tf.int64, [4])
+        self._values = map_leaves(_tensor, keras_adapters.arrays_of(adapter))
         self._leaves = present_leaves(self._values)
         self._dense = all(isinstance(leaf, tf.Tensor) for leaf in self._leaves)
         self._take_order(*self._choose_seed(layout))
@@ -92,7 +91,7 @@ class ArraySource:
         if self._shuffle and layout is not None:
             # All workers must see the same batches.
             drawn = exchange(layout, drawn)[0]
-        seed = upstream_tf.global_seed()
+        seed = tf_tracing.global_seed()
         if seed is None:
             return drawn, False
         first = seed % LARGEST_SEED

@@ -38,7 +38,7 @@ from dtrain.interfaces.dataset_parts import own_positions, own_split
 from dtrain.interfaces.managed_strategy import layout_of
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.value_exchange import exchange
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_adapters
 from dtrain.upstream import tf_data as upstream_datasets
 
 _LONGEST = 70.0  # seconds; the thread of TensorFlow's iterator sleeps for at most a minute
@@ -103,15 +103,15 @@ def source_of(adapter: Any, steps_per_epoch: int | None, layout: ReplicaLayout |
         steps_per_epoch: the argument of `fit`, or None.
         layout: how the replicas are distributed; None under TensorFlow's own strategies.
     """
-    if upstream_keras.is_arrays(adapter):
+    if keras_adapters.is_arrays(adapter):
         return ArraySource(adapter, layout)
-    if upstream_keras.is_py_dataset(adapter) and can_be_opened(adapter, steps_per_epoch):
+    if keras_adapters.is_py_dataset(adapter) and can_be_opened(adapter, steps_per_epoch):
         return PyDatasetSource(adapter, layout)
     dataset = adapter.get_tf_dataset()
     positions = own_positions(dataset)
     if positions is not None:
         return PipelineSource(dataset, positions)
-    return ReplayedSource(upstream_keras.kind_of(adapter), dataset, 1 if layout is None else layout.replicas)
+    return ReplayedSource(keras_adapters.kind_of(adapter), dataset, 1 if layout is None else layout.replicas)
 
 
 def divided(dataset: Any, source: Source, strategy: Any, grouped: Callable[[Any], Any]) -> Any:

@@ -29,7 +29,7 @@ from dtrain.engine.loops.loop import Call, CallSize, GroupCall, LastStep, curren
 from dtrain.interfaces.managed_strategy import layout_of
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.telemetry import events
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_adapters, keras_models
 
 
 class DataFeed(ResumableFeed):
@@ -52,7 +52,7 @@ class DataFeed(ResumableFeed):
     _epoch_iterator: Any
 
     def __init__(self, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
-        upstream_keras.epoch_iterator_base().__init__(self, *args, **kwargs)
+        keras_adapters.epoch_iterator_base().__init__(self, *args, **kwargs)
         self._distribute_strategy = distribute_strategy
         self._loop = current_loop().of_new_iterator()
         layout = layout_of(distribute_strategy)
@@ -165,7 +165,7 @@ class DataFeed(ResumableFeed):
         self._done = item[0] + steps
         self._batches += steps
         current_loop().iterator = item[-1]
-        if upstream_keras.calls_have_two_numbers():
+        if keras_models.calls_have_two_numbers():
             return item
         first, last, iterator = item  # older versions give callbacks one number, before the call and after it
         return first if last == first else LastStep(first, lambda: last + 0), iterator

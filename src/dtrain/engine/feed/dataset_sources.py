@@ -12,8 +12,8 @@ from dtrain.base.log import logger
 from dtrain.engine.feed.input_advice import tuned
 from dtrain.engine.feed.position import DataPosition
 from dtrain.interfaces.dataset_parts import Positions
-from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream import tf_data as upstream_data
+from dtrain.upstream import tf_tracing
 
 
 class PipelineSource:
@@ -73,7 +73,7 @@ class ReplayedSource:
     def __init__(self, kind: str, dataset: Any, replicas: int) -> None:
         self.kind = kind
         self.dataset = tuned(dataset)
-        self._seed = upstream_tf.global_seed()
+        self._seed = tf_tracing.global_seed()
         self._distributed = isinstance(self.dataset, tf.distribute.DistributedDataset)
         self._replicas = replicas
         self._warned = False

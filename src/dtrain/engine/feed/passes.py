@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from dtrain.engine.batches.batch_rows import BatchParts, map_leaves, part_sizes
 from dtrain.engine.batches.example_order import ArrayOrder
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_adapters
 
 
 class Seekable(Protocol):
@@ -356,7 +356,7 @@ class RowReader:
 
         def part(low: Any, high: Any) -> Any:
             places = tf.reshape(starts + tf.range(low, high, dtype=tf.int64), [-1])
-            rows = upstream_keras.some_rows(data.values, order.rows_at(places, first, number, data.begun))
+            rows = keras_adapters.some_rows(data.values, order.rows_at(places, first, number, data.begun))
             return rows if self.flat else map_leaves(lambda leaf: _in_batches(leaf, count, high - low), rows)
 
         parts = [part(*bounds) for bounds in self.parts.bounds(size)]
@@ -372,7 +372,7 @@ class RowReader:
         """The rows of a pass from `low` to before `high`, a nest of tensors of shape (high - low, ...)."""
         order, places = replace(self.order, rows=data.rows), tf.range(low, high)
         rows = order.rows_at(places, tf.zeros([], tf.int64), number, data.begun)
-        return upstream_keras.some_rows(data.values, rows)
+        return keras_adapters.some_rows(data.values, rows)
 
     def specs(self, data: ArrayRows) -> ArrayRows:
         """The specs of `data`, for a function that reads arrays of any length."""

@@ -21,7 +21,7 @@ from dtrain.base.log import logger
 from dtrain.engine.feed.position import DataPosition
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.value_exchange import exchange
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_adapters
 
 
 def can_be_opened(adapter: Any, steps_per_epoch: int | None) -> bool:
@@ -34,7 +34,7 @@ def can_be_opened(adapter: Any, steps_per_epoch: int | None) -> bool:
         adapter: Keras' data adapter.
         steps_per_epoch: the argument of `fit`, or None.
     """
-    py_dataset, enqueuer, _ = upstream_keras.py_dataset_facts(adapter)
+    py_dataset, enqueuer, _ = keras_adapters.py_dataset_facts(adapter)
     return enqueuer is None or (steps_per_epoch is None and py_dataset.num_batches is not None)
 
 
@@ -59,8 +59,8 @@ class PyDatasetSource:
 
     def __init__(self, adapter: Any, layout: ReplicaLayout | None) -> None:
         self._adapter = adapter
-        self._data, self._enqueuer, self._shuffle = upstream_keras.py_dataset_facts(adapter)
-        self._hooks = upstream_keras.has_hooks(self._data)
+        self._data, self._enqueuer, self._shuffle = keras_adapters.py_dataset_facts(adapter)
+        self._hooks = keras_adapters.has_hooks(self._data)
         self._random: Any = self._common_random(layout)
         # The state of `_random` before the order of the running pass was drawn; None if not drawn yet.
         self._drawn_with: Any = None
@@ -68,9 +68,9 @@ class PyDatasetSource:
         self._redrawn_with: Any = None  # as `_drawn_with`, for a pass that began before the restart
         self._order: Sequence[int] = ()
         self._at_first: Any = None  # states of the global generators before the first epoch
-        upstream_keras.read_instead(adapter, self._batches)
+        keras_adapters.read_instead(adapter, self._batches)
         if self._enqueuer is not None:
-            upstream_keras.in_order(self._enqueuer, self._ordered)
+            keras_adapters.in_order(self._enqueuer, self._ordered)
             if not self._data.use_multiprocessing:
                 self._enqueuer.executor_fn = lambda _: _Threads(self._data.workers)
         self.dataset = adapter.get_tf_dataset()
@@ -160,7 +160,7 @@ class PyDatasetSource:
         # Keras does not shuffle endless data.
         endless = self._data.num_batches is None
         for number in itertools.count(self._taken) if endless else self._draw():
-            yield upstream_keras.standard_batch(self._adapter, self._data[number])
+            yield keras_adapters.standard_batch(self._adapter, self._data[number])
 
     def _enqueued(self) -> Iterator[Any]:
         self._enqueuer.start()
@@ -168,7 +168,7 @@ class PyDatasetSource:
         if left == 0:
             return
         for batch in self._enqueuer.get():
-            yield upstream_keras.standard_batch(self._adapter, batch)
+            yield keras_adapters.standard_batch(self._adapter, batch)
             left -= 1
             if left == 0:
                 self._enqueuer.stop()

@@ -15,7 +15,7 @@ import tensorflow as tf
 from dtrain.base.log import logger
 from dtrain.engine.feed.position import DataPosition, restored
 from dtrain.errors import DataError
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_adapters
 
 _Base: Any = object  # type checkers do not know Keras' iterator, the next base class of `EpochIterator`
 
@@ -101,7 +101,7 @@ class ResumableFeed(_Base):  # type: ignore[misc]
 
     def _replay_epoch(self) -> None:
         """Reads an epoch's batches as `fit` would, and drops them."""
-        with upstream_keras.epoch_iterator_base().catch_stop_iteration(self):
+        with keras_adapters.epoch_iterator_base().catch_stop_iteration(self):
             for _, _, iterator in self._enumerate_iterator():
                 try:
                     self._read(iterator)

@@ -17,8 +17,8 @@ from dtrain.base.log import logger
 from dtrain.errors import DataError
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.value_exchange import exchange
-from dtrain.upstream import tensorflow as upstream_tf
 from dtrain.upstream import tf_data as upstream_datasets
+from dtrain.upstream import tf_tracing, tf_variables
 
 _WHOLE_BYTES = 2**20  # arrays of at most so many bytes are compared as a whole
 _ROWS = 64  # rows that are compared of larger ones
@@ -94,7 +94,7 @@ class FirstBatch:
     def __init__(self, dataset: Any) -> None:
         self._leaves = len(_tensors_of_spec(dataset.element_spec))
         with tf.init_scope(), tf.device("CPU:0"):
-            self._handle = upstream_tf.unnamed_variable_handle(tf.int64, [self._leaves, 2])
+            self._handle = tf_variables.unnamed_variable_handle(tf.int64, [self._leaves, 2])
             nothing = tf.zeros([self._leaves, 2], tf.int64)
             tf.raw_ops.AssignVariableOp(resource=self._handle, value=nothing)
 
@@ -164,7 +164,7 @@ def check_same_data(
         "the number of batches": int(dataset.cardinality()),
         "steps per epoch": steps,
         "shapes and types": str(dataset.element_spec),
-        "the seed of TensorFlow's random numbers": upstream_tf.global_seed(),
+        "the seed of TensorFlow's random numbers": tf_tracing.global_seed(),
     }
     compared = digest()
     exchanged = exchange(layout, (mine, None if compared is None else tuple(compared)), what="the data")

@@ -40,9 +40,7 @@ from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.interfaces.scope_checks import check_left_out, check_model
 from dtrain.process_group.running_operations import operation
 from dtrain.task import channel
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import keras_names, layer_calls
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import keras_models, keras_names, keras_variables, layer_calls, tf_replicas, tf_tracing
 
 
 def symbolic_build(
@@ -70,7 +68,7 @@ def build(model: Any, spec: Any) -> None:
         model: a compiled model.
         spec: a nest of `tf.TypeSpec`s, with the batch dimension; None if all variables are there already.
     """
-    if upstream_keras.strategy_of(model) is not None:
+    if keras_models.strategy_of(model) is not None:
         check_model(model)
     layout = layout_of(model.distribute_strategy)
     if spec is not None and layout is not None and (layout.replicas > 1 or not _is_made(model)):
@@ -78,7 +76,7 @@ def build(model: Any, spec: Any) -> None:
         return
     with model.distribute_strategy.scope():
         # Created outside of a replica: random layers without a seed look this generator up inside one.
-        upstream_keras.seed_generator_global()
+        keras_variables.seed_generator_global()
         if spec is None:
             return
         own = not step_is_stock(model, "train_step")
@@ -93,7 +91,7 @@ def build(model: Any, spec: Any) -> None:
 
 def _is_made(model: Any) -> bool:
     """Whether all layers of a model have their variables."""
-    return all(layer.built for layer in upstream_keras.layers_of(model))
+    return all(layer.built for layer in keras_models.layers_of(model))
 
 
 def _build_as_one_device(model: Any, spec: Any) -> None:
@@ -107,7 +105,7 @@ def _build_as_one_device(model: Any, spec: Any) -> None:
     made = _is_made(model)
     stock = step_is_stock(model, "train_step")
     with strategy.scope():
-        upstream_keras.seed_generator_global()
+        keras_variables.seed_generator_global()
         if made and stock and optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
     if model.run_eagerly:
@@ -130,7 +128,7 @@ def _build_as_one_device(model: Any, spec: Any) -> None:
 def _build_from(model: Any, spec: Any) -> None:
     """Builds a model, its metrics and its losses on placeholders of the data's spec."""
     if all(map(is_dense, present_leaves(spec))):
-        upstream_keras.symbolic_build(model, map_leaves(_symbolic, spec))
+        keras_models.symbolic_build(model, map_leaves(_symbolic, spec))
     else:
         _trace(model, spec)
 
@@ -143,15 +141,15 @@ def _trace(model: Any, spec: Any) -> None:
 
     def whole_step(batch: Any) -> None:
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(without_optionals(batch))
-        y_pred = model(x, training=False) if upstream_keras.takes_training(model) else model(x)
+        y_pred = model(x, training=False) if keras_models.takes_training(model) else model(x)
         if not model.compiled or y is None:
             return
         model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-        upstream_keras.compute_loss(model, x, y, y_pred, sample_weight)
+        keras_models.compute_loss(model, x, y, y_pred, sample_weight)
 
     # Keras initializes variables that are created in such a scope when it ends, outside of the function.
     with keras.StatelessScope():
-        upstream_tf.made_for_each_model(whole_step).get_concrete_function(spec)
+        tf_tracing.made_for_each_model(whole_step).get_concrete_function(spec)
 
 
 def _build_otherwise(model: Any, spec: Any, error: Exception) -> None:
@@ -179,7 +177,7 @@ def _build_otherwise(model: Any, spec: Any, error: Exception) -> None:
 
 def _global_spec(spec: Any) -> Any:
     """The spec of one replica's batch, from a dataset's spec: the first local replica's if they differ."""
-    return map_leaves(lambda leaf: upstream_tf.replica_spec(leaf, 0), spec)
+    return map_leaves(lambda leaf: tf_replicas.replica_spec(leaf, 0), spec)
 
 
 def _symbolic(spec: Any) -> Any:

@@ -43,8 +43,7 @@ from dtrain.interfaces.scope_checks import check_model, check_scope, tensorflows
 from dtrain.process_group.running_operations import current_operation, note_end_of_data, operation
 from dtrain.process_group.value_exchange import exchange
 from dtrain.telemetry import events
-from dtrain.upstream import graph_functions, keras_names
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import graph_functions, keras_models, keras_names
 from dtrain.upstream.reach import set_methods, unproven
 
 _LEAST_COUNTS = {
@@ -234,7 +233,7 @@ def adopt(model: Any, *, session: bool = False) -> None:
 
 def compile(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """A model's `compile`: it runs in the scope of the model's strategy."""
-    strategy: Any = upstream_keras.strategy_of(self)
+    strategy: Any = keras_models.strategy_of(self)
     # The first read of this property resolves "auto", whatever the caller of `compile` asks for, and Keras
     # reads it while it compiles. It is read here before, so that only an "auto" of the caller is noted later.
     _ = self.jit_compile

@@ -22,8 +22,7 @@ from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.running_operations import current_operation
 from dtrain.process_group.value_exchange import exchange
 from dtrain.telemetry import events
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import tensorflow as upstream_tensorflow
+from dtrain.upstream import array_functions, keras_optimizers, tf_tracing
 
 TARGET_SECONDS = 0.1
 """The intended duration of a call; callbacks should wait for at most twice as long."""
@@ -99,7 +98,7 @@ class LocalState:
         """A method of this class, run in each replica of a strategy; it is traced once a train function."""
         name = function.__qualname__
         if name not in self.functions:
-            run = upstream_tensorflow.made_for_each_model(lambda: strategy.run(function))
+            run = tf_tracing.made_for_each_model(lambda: strategy.run(function))
             with events.part("start", doing="compute"):
                 self.functions[name] = run.get_concrete_function()
         return self.functions[name]
@@ -262,7 +261,7 @@ class Loop:
             with events.loop(self.kind, step):
                 yield
         except (tf.errors.InvalidArgumentError, tf.errors.UnknownError) as error:
-            own = data_error_of(error) or upstream_tensorflow.error_of_array_function(error)
+            own = data_error_of(error) or array_functions.error_of_array_function(error)
             if own is None:
                 raise
             raise own from None
@@ -288,7 +287,7 @@ def steps_counted(model: Any) -> int:
     """The steps that a model's optimizer has counted; 0 if a user's own optimizer counts none."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     with contextlib.suppress(AttributeError):
-        return int(upstream_keras.iterations_of(optimizer).numpy())
+        return int(keras_optimizers.iterations_of(optimizer).numpy())
     return 0
 
 

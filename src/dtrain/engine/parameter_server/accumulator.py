@@ -13,7 +13,7 @@ import tensorflow as tf
 from dtrain.engine.parameter_server.server_updates import updating
 from dtrain.engine.replica.thread_state import Apply
 from dtrain.engine.variables.local_variable import LocalVariable
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_optimizers
 
 Update = Callable[[list[Any]], Any]
 PushPull = Callable[[Update, Sequence[Any], Sequence[Any]], None]
@@ -33,7 +33,7 @@ class Accumulator:
         self.optimizer = optimizer
         self._sums: list[LocalVariable] = [
             LocalVariable(tf.zeros(v.shape, v.dtype))
-            for v in upstream_keras.trainable_variables_of(optimizer)
+            for v in keras_optimizers.trainable_variables_of(optimizer)
         ]
         self._left = LocalVariable(left)
         self._pending = LocalVariable(tf.constant(0, tf.int64))
@@ -79,9 +79,9 @@ class Accumulator:
         def leave() -> tf.Tensor:
             def add(arrived: list[Any]) -> None:
                 optimizer = self.optimizer
-                upstream_keras.iterations_of(optimizer).assign_add(tf.cast(arrived.pop(), tf.int64))
+                keras_optimizers.iterations_of(optimizer).assign_add(tf.cast(arrived.pop(), tf.int64))
                 for (number, _), grad in zip(self._given, arrived, strict=True):
-                    upstream_keras.accumulators_of(optimizer)[number].assign_add(grad)
+                    keras_optimizers.accumulators_of(optimizer)[number].assign_add(grad)
 
             self._push_pull(push_pull, add, self._pending.read_value())
             return tf.constant(True)
@@ -94,7 +94,7 @@ class Accumulator:
             variable.destroy()
 
     def _sum_up(self, grads: list[Any], targets: list[Any]) -> None:
-        numbers = [upstream_keras.number_of_variable(self.optimizer, v) for v in targets]
+        numbers = [keras_optimizers.number_of_variable(self.optimizer, v) for v in targets]
         self._given = [
             (n, target) for n, target, g in zip(numbers, targets, grads, strict=True) if g is not None
         ]
@@ -113,7 +113,7 @@ class Accumulator:
         chosen = [target for _, target in self._given]
 
         def apply(arrived: list[Any]) -> None:
-            upstream_keras.iterations_of(self.optimizer).assign_add(tf.cast(arrived.pop(), tf.int64) - 1)
+            keras_optimizers.iterations_of(self.optimizer).assign_add(tf.cast(arrived.pop(), tf.int64) - 1)
             with updating(self.optimizer):
                 original(self.optimizer, arrived, chosen)
 
@@ -122,7 +122,7 @@ class Accumulator:
     def _collected(self, pending: tf.Tensor) -> tuple[list[Any], list[Any]]:
         """The sums and their number of micro-batches, and the variable that belongs to each of these."""
         grads = [self._sums[number].read_value() for number, _ in self._given]
-        counter = upstream_keras.iterations_of(self.optimizer)
+        counter = keras_optimizers.iterations_of(self.optimizer)
         return [*grads, pending], [*(target for _, target in self._given), counter]
 
     def _renew(self) -> None:

@@ -22,8 +22,8 @@ from dtrain.engine.parameter_server.step_planner import StepPlan, local_copy_of
 from dtrain.engine.replica.context import local_update
 from dtrain.engine.replica.thread_state import Apply, thread_state
 from dtrain.engine.variables.local_variable import LocalVariable, variables_replaced
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream.tensorflow import underlying
+from dtrain.upstream import keras_optimizers
+from dtrain.upstream.tf_variables import underlying
 
 Tensors = list[tf.Tensor]
 
@@ -174,7 +174,9 @@ class Block:
     @staticmethod
     def targets_of(optimizer: Any, variables: Any) -> list[Any]:
         """The variables that `optimizer.apply` updates; its `variables` argument may be None."""
-        return list(variables) if variables is not None else upstream_keras.trainable_variables_of(optimizer)
+        return (
+            list(variables) if variables is not None else keras_optimizers.trainable_variables_of(optimizer)
+        )
 
     def push_pull(
         self, update: Update | None = None, grads: Sequence[Any] = (), targets: Sequence[Any] = ()

@@ -16,7 +16,7 @@ import tensorflow as tf
 from dtrain.engine.batches.batch_rows import map_leaves, present_leaves, to_tensors
 from dtrain.engine.feed.arrays import ArraySource
 from dtrain.telemetry import events
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tf_tracing
 
 
 @dataclass
@@ -117,7 +117,7 @@ class BlockReader:
         self.spec = spec
         self.batch_bytes = 0
         self._leaves: list[tf.TensorSpec] = present_leaves(spec)
-        self._read = upstream_tf.made_for_each_model(self._take)
+        self._read = tf_tracing.made_for_each_model(self._take)
 
     @staticmethod
     def reads(spec: Any) -> bool:

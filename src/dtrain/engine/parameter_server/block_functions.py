@@ -26,7 +26,7 @@ from dtrain.engine.parameter_server.epoch_session import BlockSession
 from dtrain.engine.parameter_server.step_planner import ModelStep
 from dtrain.telemetry import events
 from dtrain.telemetry.training_clock import clock
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_optimizers
 
 _LOGS_SECONDS = 0.1
 _COMPOSITE = (tf.RaggedTensor, tf.SparseTensor)
@@ -258,7 +258,7 @@ class EpochRun:
         later = later or bool(optimizer.gradient_accumulation_steps)
         if model.distribute_strategy.dtrain_managed.layout.workers == 1 and self._step.stock and not later:
             self.session.finish()
-            upstream_keras.iterations_of(optimizer).assign_add(1)
+            keras_optimizers.iterations_of(optimizer).assign_add(1)
 
 
 class _ReadAheadRun(EpochRun):

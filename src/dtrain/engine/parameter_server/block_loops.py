@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tf_tracing
 
 State = list[tf.Tensor]
 
@@ -62,12 +62,12 @@ def time_of(tensors: Sequence[Any]) -> tf.Tensor:
 
     It is 0 with deterministic operations, which a graph's clock is not.
     """
-    if upstream_tf.deterministic_operations():
+    if tf_tracing.deterministic_operations():
         return tf.zeros([], tf.float64)
     with tf.control_dependencies(list(tensors)):
         now = tf.timestamp()
     # Otherwise TensorFlow orders it with other stateful operations, by messages between servers and workers.
-    upstream_tf.in_no_order(now.op)
+    tf_tracing.in_no_order(now.op)
     return now
 
 

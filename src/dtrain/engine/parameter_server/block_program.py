@@ -21,7 +21,7 @@ from dtrain.engine.parameter_server.overlap import Overlapped
 from dtrain.engine.parameter_server.packing import Packing
 from dtrain.engine.parameter_server.step_planner import ModelStep, StepPlan, StepPlanner, spec_of
 from dtrain.telemetry import events
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tf_tracing
 
 CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 
@@ -112,7 +112,7 @@ class BlockProgram:
             unrolled: steps in one iteration of the loop. Larger iterations save messages, but take longer to
                 trace; the results are the same.
         """
-        key = f"{many}{unrolled}{spec}{upstream_tf.deterministic_operations()}"  # which decides about clocks
+        key = f"{many}{unrolled}{spec}{tf_tracing.deterministic_operations()}"  # which decides about clocks
         if key not in self._functions:
             with events.part("start"):
                 self.setting = self._setting_of(self._planner.plan(spec))
@@ -199,7 +199,7 @@ class BlockFunction:
             with block.entered():
                 return self._found.pack(block.results(run(block, sizes, data)))
 
-        self._function = upstream_tf.made_for_each_model(function).get_concrete_function(
+        self._function = tf_tracing.made_for_each_model(function).get_concrete_function(
             tf.TensorSpec([2], tf.int64), sizes, setting.held.flat_specs, data
         )
 

@@ -15,7 +15,7 @@ from dtrain.engine.parameter_server.block_program import BlockProgram
 from dtrain.engine.parameter_server.block_sizes import BlockSizes, Pace
 from dtrain.engine.parameter_server.runner import BlockRunner
 from dtrain.engine.parameter_server.stuck import ALARM
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import keras_optimizers
 
 _MOST_BYTES = 32 << 20
 
@@ -145,7 +145,7 @@ class BlockSession:
         setting = self._program.setting
         if not self._begun or not setting.accumulating:
             return 0
-        return int(upstream_keras.iterations_of(setting.accumulating[0]).numpy()) % setting.accumulation
+        return int(keras_optimizers.iterations_of(setting.accumulating[0]).numpy()) % setting.accumulation
 
     def _submit(self, data: BlockData) -> None:
         unrolled = self._sizes.unrolled(data.count) if data.many else 1

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from dtrain.upstream.tensorflow import underlying
+from dtrain.upstream.tf_variables import underlying
 
 Values = list[np.ndarray]
 

@@ -16,8 +16,8 @@ import tensorflow as tf
 from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.variables.local_variable import LocalVariable, variables_replaced
 from dtrain.engine.variables.split_variables import is_split, part_of_value, parts_of
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream.tensorflow import underlying
+from dtrain.upstream import keras_optimizers
+from dtrain.upstream.tf_variables import underlying
 
 # With these optimizers, the update of an element depends only on the element, its gradient and its slots.
 _BY_ELEMENT = (
@@ -139,7 +139,7 @@ def _works_by_element(optimizer: Any) -> bool:
 
 
 def _slots(optimizer: Any, variable: Any) -> list[Any]:
-    return [] if optimizer is None else upstream_keras.slots_of(optimizer, variable)
+    return [] if optimizer is None else keras_optimizers.slots_of(optimizer, variable)
 
 
 @contextlib.contextmanager
@@ -148,5 +148,5 @@ def _known_as(optimizer: Any, part: Any, variable: Any) -> Iterator[None]:
     if optimizer is None:
         yield
         return
-    with upstream_keras.known_as(optimizer, part, variable):
+    with keras_optimizers.known_as(optimizer, part, variable):
         yield

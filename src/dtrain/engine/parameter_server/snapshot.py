@@ -14,8 +14,8 @@ import tensorflow as tf
 from dtrain.engine.parameter_server.exchange import Exchange, Servers
 from dtrain.engine.variables.local_variable import variables_replaced
 from dtrain.engine.variables.split_variables import parts_of
-from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.tensorflow import underlying
+from dtrain.upstream import tf_tracing
+from dtrain.upstream.tf_variables import underlying
 
 
 class ServerSnapshots:
@@ -30,7 +30,7 @@ class ServerSnapshots:
         optimizer = getattr(model, "optimizer", None)
         wanted = [*model.variables, *(optimizer.variables if optimizer is not None else [])]
         self._variables = [v for v in {id(v): v for v in wanted}.values() if _on_servers(v)]
-        self._read = upstream_tf.made_for_each_model(Exchange(servers, self._variables).read)
+        self._read = tf_tracing.made_for_each_model(Exchange(servers, self._variables).read)
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:

@@ -21,10 +21,8 @@ from dtrain.engine.variables.split_variables import is_split
 from dtrain.engine.variables.tables import tables_of
 from dtrain.errors import StepError
 from dtrain.interfaces.scope_checks import check_same_strategy
-from dtrain.upstream import graph_functions
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.tensorflow import underlying
+from dtrain.upstream import graph_functions, keras_models, keras_optimizers, keras_variables, tf_tracing
+from dtrain.upstream.tf_variables import underlying
 
 STEPS = {"train": "train_step", "test": "test_step", "predict": "predict_step"}
 
@@ -136,12 +134,12 @@ class StepPlanner:
 
     def _choose_variables(self) -> int:
         model, kind = self._step.model, self._step.kind
-        variables = [*model.variables, upstream_keras.seed_generator_global().state]
+        variables = [*model.variables, keras_variables.seed_generator_global().state]
         if kind != "predict":
             variables += model.metrics_variables
         if kind == "train":
             variables += _scalars([model.optimizer, *self._optimizers])
-        tables = {id(v) for v in tables_of(upstream_keras.layers_of(model))}
+        tables = {id(v) for v in tables_of(keras_models.layers_of(model))}
         variables = [
             v
             for v in _unique(variables)
@@ -172,7 +170,7 @@ class StepPlanner:
                 id(v) for v, replacement in zip(variables, copies, strict=True) if replacement.used
             )
 
-        upstream_tf.made_for_each_model(run).get_concrete_function(spec)
+        tf_tracing.made_for_each_model(run).get_concrete_function(spec)
         return described[-1]
 
     def _obstacle(self, written: Sequence[Any]) -> str | None:
@@ -188,7 +186,7 @@ class StepPlanner:
         updated = {
             id(v)
             for optimizer in self._optimizers
-            for v in (*optimizer.variables, *upstream_keras.trainable_variables_of(optimizer))
+            for v in (*optimizer.variables, *keras_optimizers.trainable_variables_of(optimizer))
         }
         both = next((v for v in written if id(v) in updated), None)
         if both is not None:
@@ -214,8 +212,8 @@ class StepPlanner:
 
     def _build_optimizer(self, optimizer: Any, variables: Any) -> None:
         with self._outside():
-            if not optimizer.built and is_on_server(upstream_keras.iterations_of(optimizer)):
-                upstream_keras.put_under(optimizer, self._strategy)  # the step may have made it
+            if not optimizer.built and is_on_server(keras_optimizers.iterations_of(optimizer)):
+                keras_optimizers.put_under(optimizer, self._strategy)  # the step may have made it
             check_same_strategy(optimizer, self._strategy, None)
             if not optimizer.built:
                 targets = list(variables) if variables is not None else self._step.model.trainable_variables

@@ -16,7 +16,7 @@ from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.variables.split_variables import is_split, joined_gradient, parts_of
 from dtrain.errors import ConfigurationError, StepError
 from dtrain.interfaces.managed_strategy import current_layout
-from dtrain.upstream.tensorflow import underlying
+from dtrain.upstream.tf_variables import underlying
 
 
 def gradient(

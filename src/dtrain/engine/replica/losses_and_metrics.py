@@ -21,9 +21,14 @@ from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.variables import host_writes
 from dtrain.errors import CompilationError
 from dtrain.interfaces.managed_strategy import current_layout, layout_of
-from dtrain.upstream import graph_functions, keras_names
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import (
+    graph_functions,
+    keras_models,
+    keras_names,
+    keras_variables,
+    tf_replicas,
+    tf_tracing,
+)
 from dtrain.upstream.reach import set_methods
 
 _RESET = "_dtrain_reset"  # an attribute of a model: ids of its metrics' variables, and what resets these
@@ -86,7 +91,7 @@ def _part_of_sum(
 
     Keras' own value is returned for a reduction that is no mean, and where replicas cannot communicate.
     """
-    if reduction not in _MEANS or values.shape.rank == 0 or not upstream_tf.merge_possible():
+    if reduction not in _MEANS or values.shape.rank == 0 or not tf_replicas.merge_possible():
         return original(values, sample_weight, mask, reduction, dtype)
     total = _total(original, values, sample_weight, mask, dtype)
     try:
@@ -137,7 +142,7 @@ def add_variable(original: Callable[..., Any], self: Any, /, *args: Any, **kwarg
     if layout is None:
         return original(self, *args, **kwargs)
     aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA if is_own_metric(self) else None
-    return upstream_keras.made_in_parts(lambda: original(self, *args, **kwargs), aggregation)
+    return keras_variables.made_in_parts(lambda: original(self, *args, **kwargs), aggregation)
 
 
 def watch_metric(metric: Any) -> None:
@@ -145,7 +150,7 @@ def watch_metric(metric: Any) -> None:
     set_methods(metric)
     for kind in type(metric).__mro__:
         own = vars(kind).get("update_state")
-        if own is None or upstream_keras.is_keras_own(kind) or hasattr(own, "_dtrain_original"):
+        if own is None or keras_models.is_keras_own(kind) or hasattr(own, "_dtrain_original"):
             continue
         replacement: Any = functools.wraps(own)(own_metrics.make_update(own))
         replacement._dtrain_original = own
@@ -157,17 +162,17 @@ def watch_metric(metric: Any) -> None:
 def is_own_metric(metric: Any) -> bool:
     """Whether a metric's update is computed by a user's own code."""
     kind = next((each for each in type(metric).__mro__ if "update_state" in vars(each)), type(metric))
-    if not upstream_keras.is_keras_own(kind):
+    if not keras_models.is_keras_own(kind):
         return True
-    function = upstream_keras.metric_function(metric)
-    return function is not None and not upstream_keras.is_keras_own(function)
+    function = keras_models.metric_function(metric)
+    return function is not None and not keras_models.is_keras_own(function)
 
 
 def wrapper_update(
     original: Callable[..., Any], self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None
 ) -> Any:
     """The `update_state` of a `MeanMetricWrapper`, whose function may be a user's own."""
-    prepared = thread_state.inside_metric or upstream_keras.in_stateless_scope()
+    prepared = thread_state.inside_metric or keras_variables.in_stateless_scope()
     if in_replica() and not prepared and is_own_metric(self):
         return own_metrics.update(original, self, (y_true, y_pred), {"sample_weight": sample_weight})
     return original(self, y_true, y_pred, sample_weight)
@@ -189,7 +194,7 @@ def reset_metrics(original: Callable[..., Any], self: Any) -> Any:
     variables = [id(variable) for metric in metrics for variable in metric.variables]
     known, reset = vars(self).get(_RESET, (None, None))
     if known != variables:
-        reset = upstream_tf.made_for_each_model(
+        reset = tf_tracing.made_for_each_model(
             lambda: strategy.run(lambda: [metric.reset_state() for metric in metrics])
         )
         vars(self)[_RESET] = variables, reset
@@ -207,5 +212,5 @@ def follow_from_variables(model: Any) -> bool:
 
 def _is_keras_own(metric: Any, name: str) -> bool:
     """Whether a metric, and the metrics inside it, have Keras' own method; that uses variables only."""
-    own = upstream_keras.is_keras_own(getattr(type(metric), name)) and name not in vars(metric)
+    own = keras_models.is_keras_own(getattr(type(metric), name)) and name not in vars(metric)
     return own and all(_is_keras_own(inner, name) for inner in getattr(metric, "metrics", None) or [])

@@ -20,8 +20,7 @@ import tensorflow as tf
 from dtrain.base.log import logger
 from dtrain.engine.batches.batch_rows import map_leaves
 from dtrain.engine.replica.metric_arguments import Arguments, Number, Rows
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import layer_calls
+from dtrain.upstream import keras_models, layer_calls
 
 _FEW, _MANY = 12, 600  # rows in a trial, unless the rows are large
 _LEAST = 4  # the fewest rows in a trial
@@ -267,7 +266,7 @@ class _AttributeChange:
 @contextlib.contextmanager
 def _attributes_kept(metric: Any) -> Iterator[_AttributeChange]:
     """Restores the attributes of a metric, and of the metrics inside it, that a trial has changed."""
-    objects = [metric, *upstream_keras.metrics_inside(metric)]
+    objects = [metric, *keras_models.metrics_inside(metric)]
     before = [(each, dict(vars(each)), _contents(each)) for each in objects]
     kept = _AttributeChange()
     try:

@@ -25,10 +25,8 @@ from dtrain.engine.replica.replica_reductions import as_floats, check_not_compil
 from dtrain.engine.replica.thread_state import thread_state
 from dtrain.errors import CompilationError, StepError
 from dtrain.interfaces.managed_strategy import current_layout, layout_of
-from dtrain.upstream import graph_functions
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.tensorflow import underlying
+from dtrain.upstream import graph_functions, keras_variables, tf_replicas, tf_variables
+from dtrain.upstream.tf_variables import underlying
 
 # An attribute of a graph. It maps a tensor's id to the tensor and the value that was made from it.
 _MADE = "_dtrain_made"
@@ -72,7 +70,7 @@ def update(original: Callable[..., Any], metric: Any, args: Any, kwargs: Any) ->
     given: list[Any] = []
     arguments.visit(args, kwargs, lambda leaf, kind: given.append(_of_all(metric, leaf, kind)))
     args, kwargs = arguments.filled(given)
-    if upstream_tf.local_replica_index() and not all(map(_is_each_replicas, metric.variables)):
+    if tf_replicas.local_replica_index() and not all(map(_is_each_replicas, metric.variables)):
         return None  # the replicas of this process share a variable: the first one writes it
     with thread_state.having(inside_metric=True):
         return original(metric, *args, **kwargs)
@@ -84,7 +82,7 @@ def make_update(original: Callable[..., Any]) -> Callable[..., Any]:
     def update_state(self: Any, *args: Any, **kwargs: Any) -> Any:
         own = graph_functions.converted_as_caller(original)
         plain = not isinstance(self, keras.Metric)  # a mixin of a metric may be a base of other classes too
-        if plain or thread_state.inside_metric or upstream_keras.in_stateless_scope():
+        if plain or thread_state.inside_metric or keras_variables.in_stateless_scope():
             return own(self, *args, **kwargs)
         if in_replica():
             return update(own, self, args, kwargs)
@@ -167,7 +165,7 @@ def _check_place(metric: Any) -> None:
             f"{what}, and XLA cannot compile communication between replicas.",
             hint="update it outside of the function with jit_compile=True, inside strategy.run",
         ) from None
-    if not upstream_tf.merge_possible():
+    if not tf_replicas.merge_possible():
         raise StepError(
             f"{what}, and replicas cannot communicate inside a condition or a loop of their own.",
             hint="update it in the replica's function itself, or sum what each example gives, and "
@@ -241,7 +239,7 @@ def _hold_alike(variable: Any) -> None:
     """Makes every replica hold a variable's whole value; a read returns the first replica's."""
     found = combined_on_read(variable)
     if found is not None:
-        upstream_tf.set_aggregation(found, tf.VariableAggregation.ONLY_FIRST_REPLICA)
+        tf_variables.set_aggregation(found, tf.VariableAggregation.ONLY_FIRST_REPLICA)
 
 
 def _hold_parts(variable: Any) -> None:
@@ -249,7 +247,7 @@ def _hold_parts(variable: Any) -> None:
     found = combined_on_read(variable)
     if found is None or found.aggregation == tf.VariableAggregation.SUM:
         return
-    upstream_tf.set_aggregation(found, tf.VariableAggregation.SUM)
+    tf_variables.set_aggregation(found, tf.VariableAggregation.SUM)
     layout = layout_of(found.distribute_strategy)
     first = 0 if layout is None else layout.first_replica
     with tf.init_scope():

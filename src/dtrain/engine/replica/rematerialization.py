@@ -19,9 +19,7 @@ from dtrain.engine.batches.batch_rows import is_dense
 from dtrain.engine.replica.thread_state import thread_state
 from dtrain.errors import ConfigurationError
 from dtrain.interfaces.managed_strategy import current_layout
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import layer_calls, tensorflow_names
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import keras_models, keras_variables, layer_calls, tensorflow_names, tf_tracing
 
 _ELSEWHERE = "make this layer outside of the rematerialize context"
 
@@ -68,7 +66,7 @@ def rematerialized_call(
     original: Callable[..., Any], self: Any, layer_call: Any, /, *args: Any, **kwargs: Any
 ) -> Any:
     """A layer's method in which Keras chooses what to rematerialize, by the scope's mode."""
-    mode = upstream_keras.remat_mode_of(self)
+    mode = keras_models.remat_mode_of(self)
     if mode is not None and mode.mode == "activations" and _has_fixed_activation(self):
         return layer_call
     return original(self, layer_call, *args, **kwargs)
@@ -81,7 +79,7 @@ def _has_fixed_activation(layer: Any) -> bool:
 
 
 def _made_in_own_scope(layer: Any) -> bool:
-    mode = upstream_keras.remat_mode_of(layer) if layer is not None else layer_calls.current_remat_mode()
+    mode = keras_models.remat_mode_of(layer) if layer is not None else layer_calls.current_remat_mode()
     return mode is not None and isinstance(mode.layer_names, OwnNames)
 
 
@@ -145,7 +143,7 @@ class _Repeated:
         def compute(*values: Any) -> Any:
             with (
                 thread_state.having(recorded_seeds=self._draws),
-                upstream_tf.not_recording(),
+                tf_tracing.not_recording(),
                 _no_losses_added(self._layer),
             ):
                 outputs = self._call(list(values))
@@ -240,5 +238,5 @@ def _differentiable(value: Any) -> bool:
 
 def _value(variable: Any) -> Any:
     """A variable's value before the layer writes to it."""
-    found = upstream_keras.value_of(variable)
+    found = keras_variables.value_of(variable)
     return tf.convert_to_tensor(variable.value if found is None else found)

@@ -17,8 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import keras_names
+from dtrain.upstream import keras_models, keras_names
 
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, tf.DType, tf.TensorShape})
 _CONTAINERS = (list, dict, set, deque)
@@ -51,13 +50,13 @@ class PerReplicaObjects:
         if _is_shared(value):
             return
         if isinstance(value, keras.layers.Layer):
-            for layer in upstream_keras.layers_of(value):
+            for layer in keras_models.layers_of(value):
                 self.objects[id(layer)] = layer
                 seen.add(id(layer))
                 names = keras_names.LAYER_BOOKKEEPING
                 inside = [each for name, each in vars(layer).items() if name not in names]
                 if isinstance(layer, keras.Model):
-                    inside += upstream_keras.compiled_parts(layer)
+                    inside += keras_models.compiled_parts(layer)
                 self._add_all(inside, depth, seen)
         elif isinstance(value, FunctionType | MethodType | functools.partial):
             self._add_all(_bound(value), depth, seen)
@@ -109,7 +108,7 @@ class PerReplicaAttributes:
 
     def share(self, layer: Any) -> None:
         """Makes a layer's current attributes the shared ones, because building the layer made them."""
-        for each in upstream_keras.layers_of(layer):
+        for each in keras_models.layers_of(layer):
             if id(each) in self._shared:
                 self._shared[id(each)].renew()
 
@@ -128,7 +127,7 @@ class _Snapshot:
     def renew(self) -> None:
         """Makes the object's current attributes the shared ones, except a layer's losses."""
         owner = self._owner
-        self._structure = upstream_keras.layer_structure(owner) if self._is_layer else None
+        self._structure = keras_models.layer_structure(owner) if self._is_layer else None
         losses = {key: each for key, each in self._containers.items() if each[2]}
         self._containers.clear()
         self._attributes = self._current()
@@ -168,7 +167,7 @@ class _Snapshot:
         """
         now, before = self._current(), self._attributes
         # A change while a layer is being built is shared, unless tensors are involved.
-        plain = self._is_layer and upstream_keras.layer_structure(self._owner) == self._structure
+        plain = self._is_layer and keras_models.layer_structure(self._owner) == self._structure
         for name in {**before, **now}:
             new, old = now.get(name, _MISSING), before.get(name, _MISSING)
             if new is not old and (name in keras_names.LAYER_LOSSES or _is_private(old, new, plain)):

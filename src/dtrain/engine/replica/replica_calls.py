@@ -35,12 +35,17 @@ from dtrain.engine.replica.replica_reductions import check_not_compiled
 from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.variables.local_variable import LocalVariable
 from dtrain.interfaces.managed_strategy import is_asynchronous, layout_of
-from dtrain.upstream import graph_functions, keras_names, tensorflow_names
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream.keras import in_stateless_scope, value_of
+from dtrain.upstream import (
+    graph_functions,
+    keras_models,
+    keras_names,
+    tensorflow_names,
+    tf_replicas,
+    tf_tracing,
+)
+from dtrain.upstream.keras_variables import in_stateless_scope, value_of
 from dtrain.upstream.reach import set_methods
-from dtrain.upstream.tensorflow import underlying
+from dtrain.upstream.tf_variables import underlying
 
 
 def with_own_attributes(fn: Callable[..., Any], local_replicas: int) -> Callable[..., Any]:
@@ -60,7 +65,7 @@ def with_own_attributes(fn: Callable[..., Any], local_replicas: int) -> Callable
             own.begin_turn()
             found = fn(*args, **kwargs)
         # The last replica's attributes stay on the objects, as the last call's do on one device.
-        if upstream_tf.local_replica_index() < local_replicas - 1:
+        if tf_replicas.local_replica_index() < local_replicas - 1:
             own.end_turn()
         return found
 
@@ -104,7 +109,7 @@ def watch(root: Any) -> None:
 def layer_call(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """The replacement of `Layer.__call__`. It changes the outermost layer that a replica calls."""
     share_build(self)
-    if upstream_keras.remat_mode_of(self) is not None:
+    if keras_models.remat_mode_of(self) is not None:
         set_methods(self, keras_names.REMATERIALIZED_CALL)
     if thread_state.inside_layer or not in_replica():
         return original(self, *args, **kwargs)
@@ -119,7 +124,7 @@ def _with_rows(original: Callable[..., Any], self: Any, rows: Any, args: Any, kw
     """Calls the outermost layer, with a row of zeros if the replica has no examples."""
     # XLA has kernels of its own, and knows all shapes while it compiles.
     known = None if rows is None else tf.get_static_value(rows)
-    if rows is None or upstream_tf.in_xla_graph() or (known is not None and int(known) > 0):
+    if rows is None or tf_tracing.in_xla_graph() or (known is not None and int(known) > 0):
         with thread_state.having(inside_layer=True):
             return original(self, *args, **kwargs)
     empty = tf.equal(rows, 0)
@@ -263,13 +268,13 @@ def averaged(layer: Any, rows: tf.Tensor | None) -> Iterator[None]:
     if not ids:
         return
     alike = {
-        id(v) for each in upstream_keras.layers_of(layer) if _is_synchronized(each) for v in each.variables
+        id(v) for each in keras_models.layers_of(layer) if _is_synchronized(each) for v in each.variables
     }
     variables = [underlying(v) for v in layer.non_trainable_variables if id(v) not in alike]
     written = [v for v in variables if id(v) in ids and v.dtype.is_floating]
     if not written:
         return
-    if upstream_tf.in_xla_graph() or not upstream_tf.merge_possible():
+    if tf_tracing.in_xla_graph() or not tf_replicas.merge_possible():
         _warn_of(layer.name)
         return
     weight = tf.ones([], tf.float32) if rows is None else tf.cast(rows, tf.float32)

@@ -12,8 +12,7 @@ import tensorflow as tf
 
 from dtrain.errors import CompilationError
 from dtrain.interfaces.managed_strategy import is_asynchronous, layout_of, managed
-from dtrain.upstream import servers
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import servers, tf_tracing
 
 
 def check_not_compiled() -> None:
@@ -22,7 +21,7 @@ def check_not_compiled() -> None:
     Raises:
         CompilationError: this code is in such a function; the hint says what to compile instead.
     """
-    if upstream_tf.in_xla_graph():
+    if tf_tracing.in_xla_graph():
         raise CompilationError(
             "A function with jit_compile=True needs what the other replicas have: gradients that "
             "optimizer.apply reduces, a loss over the whole batch or synchronized moments. XLA cannot "
@@ -134,7 +133,7 @@ def unmeasured_parts(model: Any, *, reading: bool) -> list[str]:
         reading: whether the time of reading the batches was measured.
     """
     found = [] if reading else ["input"]
-    if upstream_tf.deterministic_operations():
+    if tf_tracing.deterministic_operations():
         strategy = model.distribute_strategy
         layout = layout_of(strategy)
         several = is_asynchronous(strategy) or (layout is not None and layout.workers > 1)

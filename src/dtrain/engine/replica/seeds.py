@@ -14,7 +14,7 @@ import tensorflow as tf
 from dtrain.engine.replica.context import in_replica
 from dtrain.engine.replica.rematerialization import drawn
 from dtrain.engine.replica.thread_state import thread_state
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tf_replicas, tf_tracing
 
 # An odd constant with well-spread bits (2**32 / golden ratio), so that neighbouring replicas get distant
 # seeds.
@@ -32,7 +32,7 @@ def note_drawn(seed: int) -> None:
 
 def program_seed() -> int | None:
     """The global seed that the program has set, or None."""
-    found: int | None = upstream_tf.global_seed()
+    found: int | None = tf_tracing.global_seed()
     return None if found == _drawn else found
 
 
@@ -46,7 +46,7 @@ def _mixed(seed: Any) -> Any:
     block = thread_state.block
     if block is not None and block.mixed_into_seeds is not None:
         return mix(seed, block.mixed_into_seeds)
-    return mix(seed, upstream_tf.replica_id()) if in_replica() else seed
+    return mix(seed, tf_replicas.replica_id()) if in_replica() else seed
 
 
 def mix(seed: Any, number: Any) -> Any:

@@ -18,9 +18,8 @@ from dtrain.base import safe_files
 from dtrain.base.log import logger
 from dtrain.engine.saving.scratch import scratch_beside
 from dtrain.interfaces.managed_strategy import layout_of, managed
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import keras_names
-from dtrain.upstream.tensorflow import creation_number
+from dtrain.upstream import keras_models, keras_names
+from dtrain.upstream.tf_variables import creation_number
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
@@ -28,7 +27,7 @@ _AT_FDCWD = -100
 
 def save(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -> Any:
     """A model's `save`, `save_weights` and `export`; a user's own may have other arguments than Keras'."""
-    strategy = upstream_keras.strategy_of(self)
+    strategy = keras_models.strategy_of(self)
     # An export also traces the model; the other two only write the values of its variables.
     asynchronous = managed(strategy).asynchronous
     if asynchronous is not None and original.__name__ != keras_names.MODEL_EXPORT.name:

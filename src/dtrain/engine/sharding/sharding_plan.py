@@ -22,10 +22,9 @@ from dtrain.interfaces.managed_strategy import layout_of
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.partition.marks import of_owner
 from dtrain.process_group.value_exchange import exchange
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import keras_optimizers, keras_variables, tf_replicas, tf_tracing, tf_variables
 from dtrain.upstream.reach import set_methods
-from dtrain.upstream.tensorflow import underlying
+from dtrain.upstream.tf_variables import underlying
 
 SAVE_SECONDS = 60.0
 _AT_ONCE = 64 * 2**20  # bytes of variables that one gather fetches when saving
@@ -54,7 +53,7 @@ class ShardingPlan:
 
     def is_this_replica(self, owner: int) -> bool:
         """Whether a replica is the one whose code runs now."""
-        return owner == self.layout.first_replica + upstream_tf.local_replica_index()
+        return owner == self.layout.first_replica + tf_replicas.local_replica_index()
 
     def device(self, owner: int) -> str:
         """The device of a replica of this process."""
@@ -63,7 +62,7 @@ class ShardingPlan:
     def make_slot(self, make: Callable[[], Any], optimizer: Any, weight: Any) -> Any:
         """The variable that `make` makes for a weight, at its owner; the first call chooses all owners."""
         if not self.owners:
-            sizes = [_bytes(variable) for variable in upstream_keras.trainable_variables_of(optimizer)]
+            sizes = [_bytes(variable) for variable in keras_optimizers.trainable_variables_of(optimizer)]
             self.owners = owners_of(sizes, self.layout.replicas)
         owner = self.owner(optimizer, weight)
         with _made_by(self, owner):
@@ -73,7 +72,7 @@ class ShardingPlan:
 
     def owner(self, optimizer: Any, weight: Any) -> int:
         """The global number of the replica that holds the state of a weight of the optimizer."""
-        return self.owners[upstream_keras.number_of_variable(optimizer, weight)]
+        return self.owners[keras_optimizers.number_of_variable(optimizer, weight)]
 
     def own(self, optimizer: Any, pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Those pairs of gradient and weight whose weight is owned by the current replica."""
@@ -94,7 +93,7 @@ def shard(optimizer: Any) -> bool:
     Returns:
         Whether the state will be sharded: only with several replicas that each have their own weights.
     """
-    strategy = upstream_keras.strategy_of_optimizer(optimizer)
+    strategy = keras_optimizers.strategy_of_optimizer(optimizer)
     layout = layout_of(strategy)
     if layout is None or layout.replicas == 1 or layout.central:
         return False
@@ -262,14 +261,14 @@ def _gather(plan: ShardingPlan, slots: list[Any]) -> list[Any]:
     def in_replica() -> Any:
         return all_reduce_sum(
             [
-                tf.convert_to_tensor(upstream_keras.value_of(slot))
+                tf.convert_to_tensor(keras_variables.value_of(slot))
                 if plan.is_this_replica(plan.slots[id(slot)])
                 else tf.zeros(slot.shape, slot.dtype)
                 for slot in slots
             ]
         )
 
-    gather = upstream_tf.made_for_each_model(lambda: strategy.run(in_replica))
+    gather = tf_tracing.made_for_each_model(lambda: strategy.run(in_replica))
     return [strategy.experimental_local_results(value)[0].numpy() for value in gather()]
 
 
@@ -290,8 +289,8 @@ def _made_by(plan: ShardingPlan, owner: int) -> Iterator[None]:
         value = kwargs["initial_value"]
         if not plan.is_here(owner):
             value = np.zeros([0], tf.as_dtype(kwargs["dtype"]).as_numpy_dtype)
-            return upstream_tf.variable_on("CPU:0", value, kwargs["dtype"], kwargs.get("name"))
-        return upstream_tf.variable_on(plan.device(owner), value, kwargs["dtype"], kwargs.get("name"))
+            return tf_variables.variable_on("CPU:0", value, kwargs["dtype"], kwargs.get("name"))
+        return tf_variables.variable_on(plan.device(owner), value, kwargs["dtype"], kwargs.get("name"))
 
     with tf.variable_creator_scope(create):
         yield

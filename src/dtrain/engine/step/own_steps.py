@@ -33,7 +33,7 @@ from dtrain.engine.step.steps import silent_results
 from dtrain.errors import StepError
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.interfaces.scope_checks import check_metrics
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tf_replicas, tf_tracing
 
 
 class OwnSteps(PartitionedProgram):
@@ -73,7 +73,7 @@ class OwnSteps(PartitionedProgram):
 
     def results(self) -> Any:
         """As `Program.results`, also outside of a traced function."""
-        return upstream_tf.made_for_each_model(super().results)()
+        return tf_tracing.made_for_each_model(super().results)()
 
     def _eagerly(self, batches: list[Any], sizes: tf.Tensor) -> list[Any]:
         """What the step returns on each replica of this process; zeros for one without rows.
@@ -94,14 +94,14 @@ class OwnSteps(PartitionedProgram):
         working = rows[self._layout.worker].nonzero()[0].tolist()
 
         def in_replica(batch: Any) -> Any:
-            if upstream_tf.local_replica_index() not in working:
+            if tf_replicas.local_replica_index() not in working:
                 return None
             with local_update():
                 return getattr(self._model, self._name)(batch)
 
         # Replaced here, not in the replicas, because their threads take turns and share the model's methods.
         with silent_results(self._model) if self.stock else contextlib.nullcontext():
-            outputs = strategy.run(in_replica, args=(upstream_tf.per_replica(batches),))
+            outputs = strategy.run(in_replica, args=(tf_replicas.per_replica(batches),))
         results = local_parts(strategy, outputs)
         nothing = tf.nest.map_structure(tf.zeros_like, results[working[0]])
         return [results[place] if place in working else nothing for place in range(len(batches))]

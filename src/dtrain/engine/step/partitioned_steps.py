@@ -31,8 +31,7 @@ from dtrain.partition.layouts import REPLICATED, Layout
 from dtrain.partition.partition import Partitioned, by_batch
 from dtrain.partition.plan import Plan
 from dtrain.partition.replicas import Replicas
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import keras_optimizers, tf_replicas, tf_tracing, tf_variables
 
 
 class DividedFunction:
@@ -72,7 +71,7 @@ class DividedFunction:
             self._function = traced_as_one_device(function, spec, strategy, compiled=compiled)
         variables = _distributed(self._function)
         copies = copies_of(self._function)
-        parts = {id(upstream_tf.underlying(variable)) for variable in in_parts}
+        parts = {id(tf_variables.underlying(variable)) for variable in in_parts}
 
         def held_in_parts(captured: Any) -> bool:
             variable = variables.get(id(captured))
@@ -176,7 +175,7 @@ def traced_as_one_device(
             return tf.nest.map_structure(_read, function(tf.nest.pack_sequence_as(spec, filled)))
 
     with making_variables(strategy):
-        return upstream_tf.made_for_each_model(traced, jit_compile=compiled or None).get_concrete_function(
+        return tf_tracing.made_for_each_model(traced, jit_compile=compiled or None).get_concrete_function(
             *components
         )
 
@@ -241,7 +240,7 @@ def _devices(strategy: Any) -> tuple[str, ...]:
 def _distributed(function: Any) -> dict[int, Any]:
     """The variables with a copy for each replica that a function uses, by the id of the handle in it."""
     containers = {
-        id(variable.handle): upstream_tf.container_of(variable) for variable in function.graph.variables
+        id(variable.handle): tf_replicas.container_of(variable) for variable in function.graph.variables
     }
     return {
         key: container
@@ -315,7 +314,7 @@ class PartitionedProgram(SingleProgram):
         spec = without_optional_specs(spec)
         key = f"{spec} {phase}"
         if key not in self._steps:
-            sums = upstream_keras.accumulators_of(self._model.optimizer) if phase == PARTS else ()
+            sums = keras_optimizers.accumulators_of(self._model.optimizer) if phase == PARTS else ()
             self._steps[key] = self._divided(self._stock_step, spec, in_parts=sums, compiled=self.compiled)
             self._divide_results()
         self._step = self._steps[key]

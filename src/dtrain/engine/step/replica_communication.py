@@ -19,7 +19,7 @@ from dtrain.errors import StepError
 from dtrain.interfaces.managed_strategy import managed
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.partition.communication import Collectives, OneProcess, Parts
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import tf_replicas, tf_tracing
 
 
 class StrategyCollectives(Collectives):
@@ -124,11 +124,11 @@ class StrategyCollectives(Collectives):
 
     def measure(self) -> None:
         """Measures the collectives of the step that is made next, if they are TensorFlow's."""
-        if self._by_tensorflow and not upstream_tf.deterministic_operations():
+        if self._by_tensorflow and not tf_tracing.deterministic_operations():
             self.waits = Waits()
 
     def _in_replicas(self, function: Callable[..., Any], parts: Parts) -> Parts:
-        given = tuple(upstream_tf.per_replica(list(values)) for values in parts)
+        given = tuple(tf_replicas.per_replica(list(values)) for values in parts)
 
         def communicated() -> Parts:
             results = self._strategy.run(function, args=given)

@@ -15,8 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.partition.plan import Plan
-from dtrain.upstream import graph_functions
-from dtrain.upstream import keras as upstream_keras
+from dtrain.upstream import graph_functions, keras_models
 
 
 class Program(abc.ABC):
@@ -109,7 +108,7 @@ def is_keras_own(model: Any, name: str) -> bool:
     """Whether a model's method of this name is Keras' own, neither overridden nor set on the instance."""
     if name in vars(model):
         return False
-    return getattr(type(model), name) is getattr(upstream_keras.trainer_class(), name)
+    return getattr(type(model), name) is getattr(keras_models.trainer_class(), name)
 
 
 @contextlib.contextmanager

@@ -15,8 +15,7 @@ from typing import Any
 import keras
 
 from dtrain.engine.step.steps import step_is_stock
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import keras_models, keras_variables, tf_tracing
 
 LEAST_STEPS = 1000
 """The least number of steps: compiling takes about the time that XLA saves in this many small steps."""
@@ -61,7 +60,7 @@ def runs_in_xla(model: Any, name: str, steps: int | None, batch: int | None) -> 
         return False
     if model.run_eagerly or not step_is_stock(model, name):
         return False
-    if upstream_tf.deterministic_operations():
+    if tf_tracing.deterministic_operations():
         return False
     if not _is_small(model, batch) or not _has_plain_layers(model):
         return False
@@ -78,7 +77,7 @@ def _is_small(model: Any, batch: int) -> bool:
 
 def _has_plain_layers(model: Any) -> bool:
     """Whether the model's layers are Keras' own, in float32, on the CPU or where Keras compiles each step."""
-    layers = [model, *upstream_keras.layers_of(model)]
+    layers = [model, *keras_models.layers_of(model)]
     if not all(_is_keras(layer) and type(layer).__name__ in _LAYERS for layer in layers):
         return False
     if any(layer.dtype_policy.name != "float32" for layer in layers):
@@ -91,7 +90,7 @@ def _has_plain_layers(model: Any) -> bool:
 
 def _has_plain_losses(model: Any) -> bool:
     """Whether the losses and metrics are Keras' own."""
-    losses = [loss for _, loss in upstream_keras.compiled_losses(model)]
+    losses = [loss for _, loss in keras_models.compiled_losses(model)]
     return bool(losses) and all(map(_is_keras, [*losses, *model.metrics]))
 
 
@@ -107,8 +106,8 @@ def _has_plain_optimizer(model: Any) -> bool:
 def _is_keras(thing: Any) -> bool:
     """Whether an object, and every function that it was given, is Keras' own."""
     given = [value for name, value in vars(thing).items() if name.endswith(_GIVEN) and callable(value)]
-    return all(map(upstream_keras.is_keras_own, [thing, *given]))
+    return all(map(keras_models.is_keras_own, [thing, *given]))
 
 
 def _device(variable: Any) -> str:
-    return str(getattr(upstream_keras.value_of(variable), "device", "")).upper()
+    return str(getattr(keras_variables.value_of(variable), "device", "")).upper()

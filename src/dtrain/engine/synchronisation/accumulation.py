@@ -18,8 +18,7 @@ from dtrain.engine.loops.loop import LocalState
 from dtrain.engine.replica.context import all_reduce_sum, local_update
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.telemetry import events
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import keras_optimizers, tf_replicas
 
 PARTS = "parts"
 """The phase of steps in which each replica's accumulators hold a part of the sums."""
@@ -106,16 +105,16 @@ class MicroBatchSums(LocalState):
 
     def _keep_one(self) -> None:
         """Keeps the total on the first of all replicas, and sets the sums of the others to zero."""
-        if self._layout.first_replica + upstream_tf.local_replica_index() > 0:
+        if self._layout.first_replica + tf_replicas.local_replica_index() > 0:
             self._drop()
 
     def _drop(self) -> None:
         with local_update():
-            for accumulator in upstream_keras.accumulators_of(self._optimizer):
+            for accumulator in keras_optimizers.accumulators_of(self._optimizer):
                 accumulator.assign(tf.zeros(accumulator.shape, accumulator.dtype))
 
     def _join(self) -> None:
-        accumulators = upstream_keras.accumulators_of(self._optimizer)
+        accumulators = keras_optimizers.accumulators_of(self._optimizer)
         totals = all_reduce_sum([tf.convert_to_tensor(accumulator.value) for accumulator in accumulators])
         with local_update():
             for accumulator, total in zip(accumulators, totals, strict=True):

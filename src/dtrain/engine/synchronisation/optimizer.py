@@ -20,8 +20,7 @@ from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.sharding.sharding_plan import broadcast_updates, plans
 from dtrain.interfaces.managed_strategy import is_asynchronous, is_managed, layout_of
 from dtrain.interfaces.scope_checks import check_optimizer_left_out, check_same_strategy
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import tensorflow as upstream_tf
+from dtrain.upstream import keras_optimizers, tf_replicas
 from dtrain.upstream.reach import set_methods
 
 _ACCUMULATOR = "gradient_accumulator"  # Keras' name of accumulated gradients, which are not sharded
@@ -37,7 +36,7 @@ def apply(
 
     A `MultiOptimizer` that no model was compiled with is as Keras made it: each of its optimizers reduces.
     """
-    own = upstream_keras.strategy_of_optimizer(self)
+    own = keras_optimizers.strategy_of_optimizer(self)
     if is_managed(own):
         set_methods(self)
     variables = None if trainable_variables is None else list(trainable_variables)
@@ -56,7 +55,7 @@ def _way_of(optimizer: Any, gradients: int) -> Way:
         return _in_single_program
     if block is not None:
         return block.apply
-    strategy, own = tf.distribute.get_strategy(), upstream_keras.strategy_of_optimizer(optimizer)
+    strategy, own = tf.distribute.get_strategy(), keras_optimizers.strategy_of_optimizer(optimizer)
     if is_asynchronous(own):
         return _on_servers
     layout = layout_of(strategy)
@@ -76,7 +75,7 @@ def _as_keras(original: Callable[..., Any], optimizer: Any, grads: list[Any], va
 
 def _in_single_program(original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: Any) -> Any:
     """In a step that is partitioned: Keras' own update, of variables that were made under the strategy."""
-    own, averaged = upstream_keras.strategy_of_optimizer(optimizer), thread_state.averaged_optimizer
+    own, averaged = keras_optimizers.strategy_of_optimizer(optimizer), thread_state.averaged_optimizer
     if averaged is not None:
         check_averaged(optimizer, averaged)
     if variables is not None and not optimizer.built and layout_of(own) is not None:
@@ -85,14 +84,14 @@ def _in_single_program(original: Callable[..., Any], optimizer: Any, grads: list
     marks = thread_state.gradient_marks
     if marks is not None:
         grads = marks.mark(
-            grads, upstream_keras.trainable_variables_of(optimizer) if variables is None else variables
+            grads, keras_optimizers.trainable_variables_of(optimizer) if variables is None else variables
         )
     return original(optimizer, grads, variables)
 
 
 def _in_own_scope(original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: Any) -> Any:
     """Outside of any scope, with gradients that the caller reduced: enters the optimizer's own strategy."""
-    with upstream_keras.strategy_of_optimizer(optimizer).scope():
+    with keras_optimizers.strategy_of_optimizer(optimizer).scope():
         return _way_of(optimizer, len(grads))(original, optimizer, grads, variables)
 
 
@@ -108,7 +107,7 @@ def _alone(original: Callable[..., Any], optimizer: Any, grads: list[Any], varia
 def tf_apply(original: Callable[..., Any], self: Any, grads: Any, trainable_variables: Any = None) -> Any:
     """The loss-scale optimizer's `merge_call` path; a local update needs none."""
     if thread_state.updating_locally:
-        return upstream_keras.common_apply(self, grads, trainable_variables)
+        return keras_optimizers.common_apply(self, grads, trainable_variables)
     return original(self, grads, trainable_variables)
 
 
@@ -173,8 +172,8 @@ def _on_servers(
     original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: list[Any] | None
 ) -> Any:
     """In a user's own loop on parameter servers: the servers apply one worker's whole update at a time."""
-    strategy: Any = upstream_keras.strategy_of_optimizer(optimizer)
-    targets = upstream_keras.trainable_variables_of(optimizer) if variables is None else variables
+    strategy: Any = keras_optimizers.strategy_of_optimizer(optimizer)
+    targets = keras_optimizers.trainable_variables_of(optimizer) if variables is None else variables
     inside = tf.distribute.get_strategy() is strategy
     if inside and tf.distribute.get_replica_context() is not None:
         _build(optimizer, strategy, targets)
@@ -208,7 +207,7 @@ def add_slot(
     def make() -> Any:
         return original(self, reference_variable, name=name, initializer=initializer)
 
-    plan, own = plans.get(self), upstream_keras.strategy_of_optimizer(self)
+    plan, own = plans.get(self), keras_optimizers.strategy_of_optimizer(self)
     outside = thread_state.single_program and layout_of(own) is not None
     with under_strategy(own) if outside else contextlib.nullcontext():
         if plan is None or name == _ACCUMULATOR:
@@ -224,7 +223,7 @@ def _checked(optimizer: Any, variables: list[Any] | None) -> tuple[Any, list[Any
     """
     strategy = tf.distribute.get_strategy()
     check_same_strategy(optimizer, strategy, variables)
-    targets = upstream_keras.trainable_variables_of(optimizer) if variables is None else variables
+    targets = keras_optimizers.trainable_variables_of(optimizer) if variables is None else variables
     return strategy, targets
 
 
@@ -242,7 +241,7 @@ def _build(optimizer: Any, strategy: Any, variables: list[Any]) -> None:
     """Makes the optimizer's variables once, in the strategy's scope, even while a step is being traced."""
     if optimizer.built:
         return
-    if not upstream_tf.merge_possible():
+    if not tf_replicas.merge_possible():
         return
     tf.distribute.get_replica_context().merge_call(
         lambda distribution: _build_now(optimizer, distribution, variables)

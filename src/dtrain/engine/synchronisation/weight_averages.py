@@ -19,8 +19,8 @@ from dtrain.engine.sharding.sharding_plan import is_sharded
 from dtrain.errors import ConfigurationError
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.telemetry import events
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream.tensorflow import underlying
+from dtrain.upstream import keras_optimizers
+from dtrain.upstream.tf_variables import underlying
 
 
 class WeightAverages(LocalState):
@@ -95,7 +95,7 @@ class WeightAverages(LocalState):
         optimizer = self._model.optimizer
         variables = []
         for weight in self._model.trainable_variables:
-            variables += [weight, *upstream_keras.slots_of(optimizer, weight)]
+            variables += [weight, *keras_optimizers.slots_of(optimizer, weight)]
         variables += self._model.non_trainable_variables
         mine = [variable for variable in map(underlying, variables) if variable.dtype.is_floating]
         sums = all_reduce_sum([tf.cast(variable.read_value(), _wide(variable.dtype)) for variable in mine])

@@ -11,9 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.upstream import keras as upstream_keras
-from dtrain.upstream import tensorflow as upstream_tf
-from dtrain.upstream import tensorflow_names
+from dtrain.upstream import keras_variables, tensorflow_names, tf_variables
 
 _Base: Any = tensorflow_names.RESOURCE_VARIABLE.resolve()
 
@@ -36,7 +34,7 @@ class LocalVariable(_Base):  # type: ignore[misc]
         self, initial: tf.Tensor, *, trainable: bool = False, real: Any = None, name: str = "local_variable"
     ) -> None:
         shape = real.shape if real is not None else initial.shape
-        handle = upstream_tf.unnamed_variable_handle(initial.dtype, shape)
+        handle = tf_variables.unnamed_variable_handle(initial.dtype, shape)
         super().__init__(
             trainable=trainable,
             shape=shape,
@@ -94,11 +92,11 @@ def variables_replaced(variables: Sequence[Any], values: Sequence[Any]) -> Itera
         variables: Keras variables.
         values: the TensorFlow variable that replaces each one's own.
     """
-    before = [upstream_keras.value_of(variable) for variable in variables]
+    before = [keras_variables.value_of(variable) for variable in variables]
     try:
         for variable, value in zip(variables, values, strict=True):
-            upstream_keras.set_value_of(variable, value)
+            keras_variables.set_value_of(variable, value)
         yield
     finally:
         for variable, value in zip(variables, before, strict=True):
-            upstream_keras.set_value_of(variable, value)
+            keras_variables.set_value_of(variable, value)

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.engine.variables.split_variables import first_rows, is_split, parts_of, rows_of
-from dtrain.upstream.tensorflow import underlying
+from dtrain.upstream.tf_variables import underlying
 
 ELEMENTS = 1 << 16
 """A table with fewer elements, if it is not split, is sent with the other weights, in one message."""
