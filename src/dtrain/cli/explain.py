@@ -83,7 +83,7 @@ def as_text(plan: dict[str, Any], under: str) -> list[str]:
     """The lines that show a plan.
 
     Args:
-        plan: the plan (`engine.step_plan.as_record`).
+        plan: the plan (`engine.step.step_plan.as_record`).
         under: the strategy, and its replicas.
     """
     rows = "" if plan["rows"] is None else f", a batch of {counted(plan['rows'], 'row')}"

@@ -1,4 +1,4 @@
 """Collective operations between workers, over MPI, sockets, or TensorFlow's own collectives (ring, NCCL).
 
-The engine calls TensorFlow's strategies for an all-reduce or a gather; this package works below them.
+A step that is partitioned calls them directly; in custom loops TensorFlow's strategies do.
 """

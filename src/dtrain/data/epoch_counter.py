@@ -75,7 +75,7 @@ class EpochCounter:
 
 
 class EpochPositions:
-    """Lets a dataset with an epoch counter resume at a position; see `engine.protocol.Positions`.
+    """Lets a dataset with an epoch counter resume at a position; see `dataset_parts.Positions`.
 
     Args:
         counter: the dataset's epoch counter.

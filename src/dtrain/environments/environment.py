@@ -1,6 +1,6 @@
 """The base class of environments, which tell a process which job it is part of, and who its peers are.
 
-The environments and the rule of precedence among them are in `environments`. Nothing is read here.
+The environments and the rule of precedence among them are in `detected_job`. Nothing is read here.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class StepDivided(NamedTuple):
     Attributes:
         train: whether it is the train step.
         describe: returns what the replicas communicate in it, as plain data
-            (`engine.step_plan.as_record`).
+            (`engine.step.step_plan.as_record`).
     """
 
     train: bool

@@ -137,7 +137,7 @@ def register_python_function(token: str, function: Any) -> None:
 
     Args:
         token: the name of the function.
-        function: takes and returns NumPy arrays, or is an instance of `collectives.CALLED_AS_IT_IS`. The
+        function: takes and returns NumPy arrays, or is an instance of `tensorflow_names.CALLED_AS_IT_IS`. The
             caller must keep it alive. It is called in one of TensorFlow's threads.
     """
     from tensorflow.python.ops import script_ops

@@ -1,9 +1,9 @@
 """Chooses the source of global batches for given data, and iterates over its divided batches.
 
-It also checks that all workers have the same data. The sources of datasets are in `dataset_sources.py`, that
-of arrays in `arrays.py`, that of a `PyDataset` in `py_datasets.py`. `SplitDataset` gives an iterator for each
-pass over the data. `splitting.py` decides how the rows of a batch are split, and the source what a pass holds
-(`passes.py`).
+Whether all workers have the same data is checked in `same_examples.py`. The sources of datasets are in
+`dataset_sources.py`, that of arrays in `arrays.py`, that of a `PyDataset` in `py_datasets.py`. `SplitDataset`
+gives an iterator for each pass over the data. `splitting.py` decides how the rows of a batch are split, and
+the source what a pass holds (`passes.py`).
 
 **Deleting.** An iterator of TensorFlow's that tunes its pipeline has a thread that sleeps between two checks
 of the pipeline: 10 ms at first, twice as long each time, up to a minute. Deleting the iterator waits until

@@ -1,1 +1,1 @@
-"""A Keras step, traced as one device's program and partitioned; and what runs whole or in each replica."""
+"""A Keras step, traced as one program and partitioned, or run whole or in each replica; when XLA runs it."""

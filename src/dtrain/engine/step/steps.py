@@ -1,8 +1,8 @@
 """What computes a train or test step, as `step_function.py` calls it, and what all kinds of it share.
 
 The kinds are `local_steps.py` for one replica, `partitioned_steps.py` for several, `eager_program.py` and
-`own_steps.py`. How many steps a call makes, and where their data comes from, is decided in
-`step_function.py`.
+`own_steps.py`. How many steps a call makes is decided in `loop.py`, where their data comes
+from in `engine/feed/`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Decides whether many steps on one replica run in one XLA program, with `jit_compile="auto"`.
 
-XLA rounds differently from TensorFlow's own kernels, so the decision follows from the model and the number of
-steps, never from a measured time: the same program always decides the same. On a GPU, where "auto" compiles
-each step, the rule only decides how many steps one program runs. How steps run in XLA is not decided here:
-`xla_steps.py` does.
+XLA rounds differently from TensorFlow's own kernels, so the decision follows from the model, the batch and
+the number of steps, never from a measured time: the same program always decides the same. On a GPU, where
+"auto" compiles each step, the rule only decides how many steps one program runs. How steps run in XLA is not
+decided here: `xla_steps.py` does.
 """
 
 from __future__ import annotations

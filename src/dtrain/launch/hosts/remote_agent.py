@@ -105,7 +105,7 @@ class RemoteAgent:
         return handle
 
     def ask(self, id: int, what: str, patience: float = 0.0, **about: object) -> bool:
-        """Ask about a task (see `messages.Ask`); returns the answer, or False if none came in time."""
+        """Ask about a task (see `agent_messages.Ask`); returns the answer, or False if none came in time."""
         number = self._ask()
         self.send(Ask(number, id, what, patience=patience, **about))  # type: ignore[arg-type]
         answer = self.answer(number, _ANSWER + 2 * patience)
