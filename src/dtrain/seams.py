@@ -1,4 +1,4 @@
-"""The names from which a program's own environment, launcher, transport, storage or gradient hook is made.
+"""What a program's own environment, launcher, transport, storage, hook, rule or strategy is made from.
 
 Each is loaded on first use, so that a launcher imports no TensorFlow. The page "Extending dtrain" of
 the guide has an example of each seam. Seams may change between versions; the changelog says so.

@@ -30,7 +30,7 @@ _USUAL_SECONDS = 20.0  # the assumed duration of a run until one has finished
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `dtrain bench`: the fields of `plan.BenchOptions`, and where the files go."""
+    """Declare the arguments of `dtrain bench`: the fields of `BenchOptions`, and where the files go."""
     from dtrain.bench.bench_plan import BenchOptions
 
     declare(parser, own_fields(BenchOptions))

@@ -1,6 +1,6 @@
 """Finds the address of a network interface of this machine, by the interface's name.
 
-It opens no socket; `sockets` finds the address from which this machine reaches another one.
+It opens no socket; `base/tcp.py` finds the address from which this machine reaches another one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Lists the environment variables that a bug report needs, without secrets, and names the schedulers.
 
-A scheduler named here only runs the process; the environments that describe a job are in `environments`.
+A scheduler named here only runs the process; the environments that describe a job are in `detected_job`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What the engine asks of a strategy, a dataset, a callback and a gradient hook."""
+"""What the engine asks of a strategy, a dataset and a gradient hook."""

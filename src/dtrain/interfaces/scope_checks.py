@@ -27,7 +27,7 @@ _loop_noted = False
 
 
 def _distribute() -> Any:
-    """`tf.distribute`, imported late: processes that only exchange small values need no TensorFlow."""
+    """`tf.distribute`, imported late, as strategies import this module before they check the versions."""
     import tensorflow as tf
 
     return tf.distribute

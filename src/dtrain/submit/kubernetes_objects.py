@@ -186,7 +186,7 @@ def _jobset(
 def _trainjob(
     metadata: Object, plan: pods.PodPlan, options: KubernetesOptions, counts: dict[str, int]
 ) -> Object:
-    """A TrainJob over a runtime for PyTorch, whose variables `cluster.kubeflow` reads."""
+    """A TrainJob over a runtime for PyTorch, whose variables `environments.kubeflow` reads."""
     unfit = [name for name in _NOT_IN_TRAINJOB if getattr(options, name) is not None]
     if unfit:
         raise ConfigurationError(

@@ -125,7 +125,7 @@ def jobset_pod(plan: PodPlan, options: KubernetesOptions, role: str, tasks: str)
         plan: the parts of the pods.
         options: the options, of which those for a JobSet alone are read here.
         role: the replicated job's name, which is that of TensorFlow's job.
-        tasks: the number of pods of each replicated job, as `cluster.jobset` reads it.
+        tasks: the number of pods of each replicated job, as `environments.jobset` reads it.
     """
     limits = plan.limits | (plan.gpus if role == "worker" else {})
     place = [

@@ -242,9 +242,10 @@ def replace_all(reaches: Iterable[Reach], unproven: Iterable[str] = ()) -> None:
     """Replaces all names that were registered, or none; a second call does nothing.
 
     Args:
-        reaches: every private name that dtrain uses or replaces, checked by `record.check`. Those that the
+        reaches: every private name that dtrain uses or replaces, checked by `tested_versions.check`. Those
+        that the
             installed versions do not have are left out.
-        unproven: what `record.check` returned.
+        unproven: what `tested_versions.check` returned.
 
     Raises:
         LookupError: a name to replace, or to set on objects, has no replacement.

@@ -65,7 +65,8 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
     - `steps`, `examples`: how many were trained on; `examples` is None if the number is not known.
     - `steady`: `steps`, `seconds`, `examples` and `waiting` of the steps for which nothing was traced, as in
       `training_rate.Figures`; `waiting` is None if it was not measured.
-    - `unmeasured`: the parts of steps that count as "compute" (`reductions.unmeasured_parts`); mostly empty.
+    - `unmeasured`: the parts of steps that count as "compute" (`replica_reductions.unmeasured_parts`); mostly
+    empty.
     - `parts`: seconds by part (`events.PARTS`); their sum is `seconds`.
     - `callbacks`: seconds by class of callback.
     - `causes`: what took a large share of the time; a list of dictionaries with `cause`, `share` (0.0 to

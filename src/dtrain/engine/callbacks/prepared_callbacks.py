@@ -33,6 +33,7 @@ _BATCH_HOOKS = {
     "test": ("on_test_batch_begin", "on_test_batch_end"),
     "predict": ("on_predict_batch_begin", "on_predict_batch_end"),
 }
+_ENGINE = "dtrain.engine."  # where the engine's own callbacks are
 _TIMED_HOOKS = ("on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end")
 
 
@@ -232,9 +233,8 @@ def timed(
         given: the callbacks without those of the session.
         before: returns the `before` of the `TimedCallback` of a callback; None if there is none.
     """
-    package = __name__.rpartition(".")[0]
     untimed = keras.callbacks.History | keras.callbacks.ProgbarLogger
-    users = [callback for callback in given if not type(callback).__module__.startswith(package)]
+    users = [callback for callback in given if not type(callback).__module__.startswith(_ENGINE)]
     return [
         TimedCallback(callback, before and before(callback))
         if any(callback is other for other in users) and not isinstance(callback, untimed)

@@ -40,7 +40,7 @@ class DividedFunction:
     Args:
         function: the function.
         spec: the spec of the whole batch, without Optionals. A batch whose number of rows it gives must be
-            divided evenly (`rows.bounds`).
+            divided evenly (`batch_rows.bounds`).
         strategy: the strategy of the variables that the function uses.
         layout: how the strategy's replicas are distributed.
         in_parts: variables of which each replica holds a part for now, beside those that are made so.

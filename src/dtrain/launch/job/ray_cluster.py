@@ -30,7 +30,7 @@ class RayCluster:
         cpus: the CPUs of each task, which are also the threads that one of its operations uses.
         gpus: the number of GPUs of each worker, which may be a fraction.
         placement: one of `PLACEMENTS`.
-        env: the names of variables of this process that all tasks get, besides `ssh.PASSED`.
+        env: the names of variables of this process that all tasks get, besides `ssh_launcher.PASSED`.
         join_timeout: seconds that Ray gets to place the tasks, at the start and after the loss of a node.
 
     Raises:

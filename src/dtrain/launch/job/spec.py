@@ -63,12 +63,11 @@ class SSHHosts:
     Attributes:
         slots: the number of workers on each host, by the name that `ssh` takes. This machine is `localhost`,
             or its host name.
-        env: the names of variables of this process that the tasks on all hosts get, besides `ssh.PASSED`.
-        join_timeout: seconds to wait for the hosts.
-        most: the largest number of hosts that have tasks; the others are spares. None means all.
-        fewest: the smallest number of hosts with which the job continues; None means `most`.
-        gpus_per_worker: as for `gpu_shares`.
-        interface: the network interface at whose address the tasks of each host are reached; None for the one
+        env: the names of variables of this process that the tasks on all hosts get, besides
+        `ssh_launcher.PASSED`. join_timeout: seconds to wait for the hosts. most: the largest number of hosts
+        that have tasks; the others are spares. None means all. fewest: the smallest number of hosts with
+        which the job continues; None means `most`. gpus_per_worker: as for `gpu_shares`. interface: the
+        network interface at whose address the tasks of each host are reached; None for the one
             that `ssh` has used.
 
     Raises:

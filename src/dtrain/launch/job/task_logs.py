@@ -1,6 +1,6 @@
 """Also writes the lines of each task to files in a folder of the user's, one for each task and attempt.
 
-One thread writes, so that a slow or full disk delays no task. `output` divides the output into lines.
+One thread writes, so that a slow or full disk delays no task. `task_output` divides the output into lines.
 """
 
 from __future__ import annotations
