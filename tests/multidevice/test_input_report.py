@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import dtrain
 from dtrain import monitor
-from dtrain.engine.callbacks.fit_reports import TimeReport
+from dtrain.engine.callbacks.time_report import TimeReport
 from dtrain.engine.feed.input_advice import advice_for, tuned
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.telemetry import events

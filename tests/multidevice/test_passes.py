@@ -18,11 +18,11 @@ import tensorflow as tf
 import dtrain
 from dtrain.engine import install
 from dtrain.engine.batches.batch_rows import present_leaves
-from dtrain.engine.feed import array_datasets, arrays, batch_sources, passes
+from dtrain.engine.feed import array_datasets, arrays, background_deletion, passes
 from dtrain.engine.feed.array_datasets import ArrayDataset, tf_dataset
 from dtrain.engine.feed.arrays import ArraySource
-from dtrain.engine.feed.batch_sources import SplitDataset
 from dtrain.engine.feed.passes import BufferedPasses, Passes
+from dtrain.engine.feed.split_datasets import SplitDataset
 from dtrain.engine.parameter_server.block_batches import BlockReader, PassRows
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.upstream.keras_names import ARRAYS
@@ -299,8 +299,8 @@ def test_an_iterator_ends_beside_the_program() -> None:
             done.set()
 
     done = threading.Event()
-    batch_sources.start_deleting()
-    batch_sources.delete_in_background(Held())
+    background_deletion.start_deleting()
+    background_deletion.delete_in_background(Held())
     assert done.wait()
     assert seen == ["dtrain-ended-iterator"]
 
@@ -320,11 +320,11 @@ def test_an_iterator_that_does_not_end_holds_up_no_other_one() -> None:
         waits.set()
         go_on.wait()
 
-    batch_sources.start_deleting()
-    batch_sources.delete_in_background(Ends(wait))
+    background_deletion.start_deleting()
+    background_deletion.delete_in_background(Ends(wait))
     try:
         assert waits.wait()
-        batch_sources.delete_in_background(Ends(ended.set))
+        background_deletion.delete_in_background(Ends(ended.set))
         assert ended.wait()
     finally:
         go_on.set()

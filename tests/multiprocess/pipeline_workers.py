@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import dtrain
 from dtrain.data import Pipeline, array_records, tfrecords
-from dtrain.engine.feed.batch_sources import SplitDataset
+from dtrain.engine.feed.split_datasets import SplitDataset
 from dtrain.errors import DtrainError
 
 ROWS = 37

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.engine.loops.loop import LocalState, loop_of
-from dtrain.engine.replica.replica_calls import holds_parts
+from dtrain.engine.replica.replica_writes import holds_parts
 from dtrain.engine.sharding.sharding_plan import owner_of, owners_of
 from dtrain.errors import CheckpointError
 from dtrain.interfaces.managed_strategy import layout_of, managed

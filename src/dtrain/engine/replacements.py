@@ -11,10 +11,13 @@ from dtrain.engine.fit import build, epoch_iterator, fitting
 from dtrain.engine.replica import (
     convolutions,
     gradients,
-    losses_and_metrics,
+    outermost_layer,
     rematerialization,
-    replica_calls,
+    replica_losses,
+    replica_metrics,
     replica_reductions,
+    replica_threads,
+    replica_writes,
     seeds,
 )
 from dtrain.engine.saving import saved_files
@@ -57,13 +60,13 @@ def register() -> None:
         by=saved_files.exported_variables,
     )
     # losses and metrics
-    replaced(keras_names.UNSCALE_LOSS, by=losses_and_metrics.unscale)
-    set_on_objects(keras_names.ADDITIONAL_LOSS, by=losses_and_metrics.additional_loss)
-    replaced(keras_names.REDUCE_WEIGHTED, by=losses_and_metrics.reduce_weighted)
-    replaced(keras_names.METRIC_INIT, by=losses_and_metrics.metric_init)
-    replaced(keras_names.ADD_METRIC_VARIABLE, by=losses_and_metrics.add_variable)
-    set_on_objects(keras_names.WRAPPER_UPDATE, by=losses_and_metrics.wrapper_update)
-    set_on_objects(keras_names.RESET_METRICS, by=losses_and_metrics.reset_metrics)
+    replaced(keras_names.UNSCALE_LOSS, by=replica_losses.unscale)
+    set_on_objects(keras_names.ADDITIONAL_LOSS, by=replica_losses.additional_loss)
+    replaced(keras_names.REDUCE_WEIGHTED, by=replica_losses.reduce_weighted)
+    replaced(keras_names.METRIC_INIT, by=replica_metrics.metric_init)
+    replaced(keras_names.ADD_METRIC_VARIABLE, by=replica_metrics.add_variable)
+    set_on_objects(keras_names.WRAPPER_UPDATE, by=replica_metrics.wrapper_update)
+    set_on_objects(keras_names.RESET_METRICS, by=replica_metrics.reset_metrics)
     # optimizers
     set_on_objects(keras_names.MULTI_OPTIMIZER_APPLY, by=optimizer.apply)
     replaced(keras_names.OPTIMIZER_APPLY, keras_names.LOSS_SCALE_APPLY, by=optimizer.apply)
@@ -74,18 +77,20 @@ def register() -> None:
     set_on_objects(keras_names.OPTIMIZER_SAVE, by=sharding_plan.save_own, around_users=True)
     set_on_objects(keras_names.OPTIMIZER_LOAD, by=sharding_plan.load_own, around_users=True)
     # layers, variables and random numbers
-    set_on_objects(keras_names.MAYBE_BUILD, by=replica_calls.maybe_build)
-    replaced(keras_names.LAYER_CALL, by=replica_calls.layer_call)
-    replaced(keras_names.VARIABLE_ASSIGN_ADD, keras_names.VARIABLE_ASSIGN_SUB, by=replica_calls.assign_change)
+    set_on_objects(keras_names.MAYBE_BUILD, by=replica_threads.maybe_build)
+    replaced(keras_names.LAYER_CALL, by=outermost_layer.layer_call)
+    replaced(
+        keras_names.VARIABLE_ASSIGN_ADD, keras_names.VARIABLE_ASSIGN_SUB, by=replica_writes.assign_change
+    )
     replaced(keras_names.EMBEDDING_CALL, by=tables.embedding_call)
     replaced(keras_names.BATCH_NORMALIZATION_CALL, by=local_normalization.batch_normalization)
     replaced(keras_names.REMAT, keras_names.REMAT_OF_OPS, by=rematerialization.remat)
     set_on_objects(keras_names.REMATERIALIZED_CALL, by=rematerialization.rematerialized_call)
     replaced(keras_names.SEED_NEXT, by=seeds.next_seed)
     # TensorFlow
-    set_on_objects(tensorflow_names.MERGE_CALL, by=replica_calls.merge_call)
-    set_on_objects(tensorflow_names.ALL_REDUCE, by=replica_calls.all_reduce)
-    replaced(tensorflow_names.FUNCTION_CALL, by=replica_calls.function_call)
+    set_on_objects(tensorflow_names.MERGE_CALL, by=replica_threads.merge_call)
+    set_on_objects(tensorflow_names.ALL_REDUCE, by=outermost_layer.all_reduce)
+    replaced(tensorflow_names.FUNCTION_CALL, by=replica_writes.function_call)
     replaced(tensorflow_names.TAPE_GRADIENT, by=gradients.gradient)
     set_on_objects(tensorflow_names.EAGER_ALL_REDUCE, by=replica_reductions.all_reduce_per_replica_values)
     replaced(tensorflow_names.FILTER_GRADIENT, by=convolutions.filter_gradient)

@@ -19,7 +19,7 @@ import numpy as np
 
 from dtrain.base import safe_files
 from dtrain.base.log import logger
-from dtrain.engine.callbacks.prepared_callbacks import Stateless
+from dtrain.engine.callbacks.callback_lists import Stateless
 from dtrain.environments import settings
 from dtrain.interfaces.managed_strategy import is_asynchronous
 from dtrain.monitor.json_text import without_nan

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from dtrain.base.log import logger
-from dtrain.engine.callbacks.fit_reports import LossAlarm, OnNan
+from dtrain.engine.callbacks.loss_alarm import LossAlarm, OnNan
 from dtrain.errors import ConfigurationError
 from dtrain.monitor.curve_image import drawn, plot_curves
 from dtrain.monitor.event_log import EventLog

@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.base.log import logger
-from dtrain.engine.callbacks.prepared_callbacks import Stateless
+from dtrain.engine.callbacks.callback_lists import Stateless
 from dtrain.process_group import ranks
 from dtrain.telemetry import events
 from dtrain.telemetry.training_clock import clock

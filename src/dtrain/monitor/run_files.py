@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from dtrain.engine.callbacks.prepared_callbacks import Stateless
+from dtrain.engine.callbacks.callback_lists import Stateless
 from dtrain.engine.fit.build import trained_in_xla
 from dtrain.monitor.curve_image import drawn, plot_curves
 from dtrain.monitor.event_log import EventLog

@@ -19,7 +19,8 @@ import tensorflow as tf
 from dtrain.base.log import logger
 from dtrain.engine.install import install
 from dtrain.engine.replica.context import reported_replicas
-from dtrain.engine.replica.replica_calls import note_write, with_own_attributes
+from dtrain.engine.replica.replica_threads import with_own_attributes
+from dtrain.engine.replica.replica_writes import note_write
 from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.variables import host_writes
 from dtrain.environments.topology import Topology

@@ -13,8 +13,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from dtrain.engine.callbacks.callback_hooks import has_hook, passes_on
+from dtrain.engine.callbacks.callback_lists import Stateless
 from dtrain.engine.callbacks.copies import Copies
-from dtrain.engine.callbacks.prepared_callbacks import Stateless, has_hook, passes_on
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.plain_values import NotPlainError, encode
 from dtrain.process_group.running_operations import current_operation

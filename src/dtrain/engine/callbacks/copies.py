@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.base.log import logger
-from dtrain.engine.callbacks.prepared_callbacks import Stateless
+from dtrain.engine.callbacks.callback_lists import Stateless
 from dtrain.engine.replica.gradient_marks import GradientMarks
 from dtrain.engine.step.replica_communication import StrategyCollectives
 from dtrain.errors import ReplicaMismatchError

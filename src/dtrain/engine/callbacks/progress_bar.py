@@ -18,7 +18,7 @@ import keras
 import numpy as np
 
 from dtrain.base.log import logger
-from dtrain.engine.callbacks.prepared_callbacks import Stateless
+from dtrain.engine.callbacks.callback_lists import Stateless
 from dtrain.telemetry import training_rate
 from dtrain.telemetry.training_clock import clock
 from dtrain.telemetry.training_rate import Figures

@@ -20,7 +20,7 @@ from dtrain.engine.batches.batch_rows import (
 )
 from dtrain.engine.batches.splitting import split_batch
 from dtrain.engine.batches.traced_specs import TracedSpecs
-from dtrain.engine.feed.batch_sources import SplitIterator
+from dtrain.engine.feed.split_datasets import SplitIterator
 from dtrain.engine.variables import host_writes
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.running_operations import connected_workers, current_operation, words

@@ -18,10 +18,10 @@ from dtrain.engine.batches.batch_rows import any_rows, map_leaves
 from dtrain.engine.batches.traced_specs import TracedSpecs
 from dtrain.engine.execution.single_batches import SingleBatches
 from dtrain.engine.execution.step_runs import Run, RunResult, can_loop
-from dtrain.engine.feed.batch_sources import SplitIterator
 from dtrain.engine.feed.groups import GroupIterator
+from dtrain.engine.feed.split_datasets import SplitIterator
 from dtrain.engine.loops.loop import Call, LocalState, loop_of
-from dtrain.engine.replica.losses_and_metrics import follow_from_variables
+from dtrain.engine.replica.replica_metrics import follow_from_variables
 from dtrain.engine.step.step_plan import as_record, warn_of_much
 from dtrain.engine.step.steps import Program
 from dtrain.errors import ConfigurationError

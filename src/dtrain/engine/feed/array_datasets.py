@@ -148,7 +148,8 @@ def _options() -> tf.data.Options:
     options = tf.data.Options()
     # Optimizing the graph, which contains the arrays, takes longer than it saves.
     options.experimental_optimization.apply_default_optimizations = False
-    # The pipeline needs no tuning, and deleting an iterator that tunes one is slow (`batch_sources.py`).
+    # The pipeline needs no tuning, and deleting an iterator that tunes one is slow
+    # (`background_deletion.py`).
     options.autotune.enabled = False
     options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.engine.feed import batch_sources
+from dtrain.engine.feed import batch_sources, split_datasets
 from dtrain.engine.feed.array_datasets import tf_dataset
 from dtrain.engine.feed.groups import GroupIterator, Groups, batch_size_of, can_be_grouped
 from dtrain.engine.feed.position import DataPosition
@@ -266,7 +266,7 @@ class DataFeed(ResumableFeed):
     def _next_call(self, step: int, total: int | None) -> Call | None:
         """The next call; None if the function gets the iterator itself, for `steps_per_execution` steps."""
         iterator = self._current_iterator
-        if not isinstance(iterator, batch_sources.SplitIterator | GroupIterator):
+        if not isinstance(iterator, split_datasets.SplitIterator | GroupIterator):
             return None
         if self.steps_per_execution > 1 or self._replayed is not None:
             return None

@@ -12,7 +12,7 @@ import tensorflow as tf
 from dtrain.engine.batches.batch_rows import Split, batch_rows, map_leaves, present_leaves, row_bytes
 from dtrain.engine.feed.array_datasets import tf_dataset
 from dtrain.engine.feed.arrays import ArraySource
-from dtrain.engine.feed.batch_sources import delete_in_background, start_deleting
+from dtrain.engine.feed.background_deletion import delete_in_background, start_deleting
 from dtrain.engine.feed.input_advice import may_read_ahead
 from dtrain.engine.feed.passes import Pass
 from dtrain.upstream import tf_data as upstream_data

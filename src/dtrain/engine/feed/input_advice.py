@@ -1,6 +1,6 @@
 """Finds out from a dataset's stages why training waits for its data, and what would help.
 
-`tuned` does only what changes no number; everything else is advice, which `fit_reports.py` shows.
+`tuned` does only what changes no number; everything else is advice, which `time_report.py` shows.
 """
 
 from __future__ import annotations

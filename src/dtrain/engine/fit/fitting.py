@@ -17,19 +17,14 @@ import keras
 import tensorflow as tf
 
 from dtrain.engine.callbacks.agreement import EpochAgreement, end_of_data, predicted
+from dtrain.engine.callbacks.callback_lists import expanded, listed, relisted, session_of, wants_session
+from dtrain.engine.callbacks.callback_needs import watched
 from dtrain.engine.callbacks.copies import CopiesAfterEpochs
-from dtrain.engine.callbacks.fit_reports import LossAlarm, TimeReport
-from dtrain.engine.callbacks.prepared_callbacks import (
-    expanded,
-    listed,
-    relisted,
-    session_of,
-    shared_between_workers,
-    timed,
-    wants_session,
-    watched,
-)
+from dtrain.engine.callbacks.loss_alarm import LossAlarm
 from dtrain.engine.callbacks.progress_bar import ProgressBar
+from dtrain.engine.callbacks.shared_paths import shared_between_workers
+from dtrain.engine.callbacks.time_report import TimeReport
+from dtrain.engine.callbacks.timed_callbacks import timed
 from dtrain.engine.execution.step_function import StepFunction
 from dtrain.engine.loops.loop import LocalState, Loop, loop_of
 from dtrain.engine.step.xla_rule import note_compiled

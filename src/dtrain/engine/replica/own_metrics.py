@@ -20,8 +20,9 @@ from dtrain.engine.batches.batch_rows import as_tensor
 from dtrain.engine.replica.context import gathered, in_replica
 from dtrain.engine.replica.metric_arguments import Arguments, Number, Rows
 from dtrain.engine.replica.metric_trial import calls_are_additive, is_additive
-from dtrain.engine.replica.replica_calls import combined_on_read, without_row
+from dtrain.engine.replica.outermost_layer import without_row
 from dtrain.engine.replica.replica_reductions import as_floats, check_not_compiled
+from dtrain.engine.replica.replica_writes import combined_on_read
 from dtrain.engine.replica.thread_state import thread_state
 from dtrain.errors import CompilationError, StepError
 from dtrain.interfaces.managed_strategy import current_layout, layout_of
