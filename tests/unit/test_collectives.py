@@ -18,7 +18,7 @@ import pytest
 from dtrain.base.clock import REAL
 from dtrain.collectives import connect
 from dtrain.collectives.calls import ALIGNMENT, Buffers, Calls, Parts
-from dtrain.collectives.sockets import Ring, SocketCalls
+from dtrain.collectives.sockets import SocketCalls, Sockets
 from dtrain.collectives.transport import Facts
 from dtrain.collectives.transports import asked_for, choose, overlaps
 from dtrain.environments.topology import Topology
@@ -453,7 +453,7 @@ def test_a_ring_that_cannot_be_connected_is_an_error_and_opens_no_server(
     monkeypatch.setattr("dtrain.collectives.sockets.connect_all", fail)
     topology = Topology({"worker": ("127.0.0.1:1", "127.0.0.1:2")}, "worker", 0)
     with refused(PeerMissingError, "worker 1 could not connect to worker 0"):
-        Ring().connect(ReplicaLayout(workers=2, worker=0), topology, [facts(), facts()])
+        Sockets().connect(ReplicaLayout(workers=2, worker=0), topology, [facts(), facts()])
 
 
 def test_a_worker_that_is_lost_ends_the_tries_of_the_others() -> None:

@@ -27,7 +27,7 @@ _AT_ONCE = 1 << 20  # bytes in one call of send or receive, so that both take tu
 _CHECK_SECONDS = 1.0  # seconds between two checks whether the peers are alive
 
 
-class Ring(Transport):
+class Sockets(Transport):
     """Sockets between each two workers; TensorFlow's ring where a worker has GPUs or several replicas."""
 
     name = "ring"

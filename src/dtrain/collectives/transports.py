@@ -18,7 +18,7 @@ from dtrain.collectives.calls import Calls
 from dtrain.collectives.graph_calls import CallLauncher, CallOperations
 from dtrain.collectives.mpi import MPI
 from dtrain.collectives.ring import NCCL, RingLauncher, TensorFlowRing
-from dtrain.collectives.sockets import Ring
+from dtrain.collectives.sockets import Sockets
 from dtrain.collectives.transport import Communication, Facts, Transport
 from dtrain.environments import settings
 from dtrain.environments.topology import Topology
@@ -32,7 +32,7 @@ AUTO = "auto"
 """The name that leaves the choice to dtrain."""
 
 TRANSPORTS: dict[str, Transport] = {
-    transport.name: transport for transport in (NCCL(), MPI(), TensorFlowRing(), Ring())
+    transport.name: transport for transport in (NCCL(), MPI(), TensorFlowRing(), Sockets())
 }
 """The transports by name; "auto" chooses the first that has a reason, or the last."""
 
