@@ -47,11 +47,11 @@ def gather_examples(value: Any) -> Any:
 
 def gathered(leaf: Any) -> Any:
     """The rows of a tensor on all replicas, concatenated, and its Keras mask likewise."""
-    found = gather_examples(leaf)
+    rows = gather_examples(leaf)
     mask = None if leaf is None else layer_calls.mask_of(leaf)
-    if mask is not None and found is not leaf:
-        layer_calls.set_mask(found, tf.cast(gather_examples(tf.cast(mask, tf.int32)), tf.bool))
-    return found
+    if mask is not None and rows is not leaf:
+        layer_calls.set_mask(rows, tf.cast(gather_examples(tf.cast(mask, tf.int32)), tf.bool))
+    return rows
 
 
 def in_replica() -> bool:

@@ -62,10 +62,10 @@ def _in_replica_on_cpu() -> bool:
 
 def _kernel_size(sizes: Any) -> Any:
     """Height and width of a kernel, from the tensor of its shape; None where they are not known."""
-    found = tf.get_static_value(sizes)
-    if found is None and sizes.op.type in ("Shape", "ShapeN"):
-        found = sizes.op.inputs[sizes.value_index].shape
-    return None if found is None else [None if n is None else int(n) for n in found[:2]]
+    shape = tf.get_static_value(sizes)
+    if shape is None and sizes.op.type in ("Shape", "ShapeN"):
+        shape = sizes.op.inputs[sizes.value_index].shape
+    return None if shape is None else [None if n is None else int(n) for n in shape[:2]]
 
 
 def _left_out(images: Any, strides: list[int], data_format: str) -> tuple[Any, list[int]]:

@@ -33,8 +33,8 @@ class GradientMarks:
         return [self._variables[mark] for mark in marks]
 
     def _number(self, variable: Any) -> int:
-        for number, each in enumerate(self._variables):
-            if each is variable:
+        for number, marked_variable in enumerate(self._variables):
+            if marked_variable is variable:
                 return number
         self._variables.append(variable)
         return len(self._variables) - 1

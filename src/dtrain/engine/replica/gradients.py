@@ -31,15 +31,17 @@ def gradient(
     marks = thread_state.gradient_marks
     if marks is None or not _has_variables(sources):
         return _by_parts(original, self, target, sources, output_gradients, unconnected_gradients)
-    found = original(self, target, sources, output_gradients, unconnected_gradients)
-    return _of_variables(found, sources, marks.mark)
+    gradients = original(self, target, sources, output_gradients, unconnected_gradients)
+    return _of_variables(gradients, sources, marks.mark)
 
 
 def _of_variables(found: Any, sources: Any, change: Callable[[list[Any], list[Any]], list[Any]]) -> Any:
     """The gradients that a tape has given, of which those of variables are changed, all together."""
-    flat, each = tf.nest.flatten(found), tf.nest.flatten(sources)
-    mine = [i for i, source in enumerate(each) if _is_variable(source)]
-    for i, gradient in zip(mine, change([flat[i] for i in mine], [each[i] for i in mine]), strict=True):
+    flat, flat_sources = tf.nest.flatten(found), tf.nest.flatten(sources)
+    mine = [i for i, source in enumerate(flat_sources) if _is_variable(source)]
+    for i, gradient in zip(
+        mine, change([flat[i] for i in mine], [flat_sources[i] for i in mine]), strict=True
+    ):
         flat[i] = gradient
     return tf.nest.pack_sequence_as(found, flat) if tf.nest.is_nested(found) else flat[0]
 
@@ -79,17 +81,17 @@ def sum_gradients(gradients: Sequence[Any], variables: Sequence[Any]) -> list[An
     present = [i for i, gradient in enumerate(gradients) if gradient is not None]
     if not present:
         return list(gradients)
-    found = [_lookups_of(gradients[i]) for i in present]
+    all_lookups = [_lookups_of(gradients[i]) for i in present]
     parts = [
-        [gradients[i]] if each is None else each.split(gradients[i])
-        for i, each in zip(present, found, strict=True)
+        [gradients[i]] if lookups is None else lookups.split(gradients[i])
+        for i, lookups in zip(present, all_lookups, strict=True)
     ]
     owners = [variables[i] for i, split in zip(present, parts, strict=True) for _ in split]
     reduced = iter(_reduced([part for split in parts for part in split], owners))
     whole = list(gradients)
-    for i, each, split in zip(present, found, parts, strict=True):
+    for i, lookups, split in zip(present, all_lookups, parts, strict=True):
         sums = [next(reduced) for _ in split]
-        whole[i] = sums[0] if each is None else each.joined(sums, gradients[i])
+        whole[i] = sums[0] if lookups is None else lookups.joined(sums, gradients[i])
     return whole
 
 
@@ -106,17 +108,17 @@ def _reduced(gradients: list[Any], variables: list[Any]) -> list[Any]:
     """
     layout = current_layout()
     hook = None if layout is None else layout.gradient_hook
-    dense = [i for i, each in enumerate(gradients) if not isinstance(each, tf.IndexedSlices)]
+    dense = [i for i, grad in enumerate(gradients) if not isinstance(grad, tf.IndexedSlices)]
     if hook is None or not dense:
         return list(all_reduce_sum(gradients))
-    found = hook.reduce([gradients[i] for i in dense], [variables[i] for i in dense], all_reduce_sum)
-    if len(found) != len(dense):
+    reduced = hook.reduce([gradients[i] for i in dense], [variables[i] for i in dense], all_reduce_sum)
+    if len(reduced) != len(dense):
         raise StepError(
             f"The gradient hook {type(hook).__name__} was given {len(dense)} gradients, and its reduce "
-            f"returned {len(found)}.",
+            f"returned {len(reduced)}.",
             hint="return one tensor for each gradient, in their order",
         )
-    whole = dict(zip(dense, found, strict=True))
+    whole = dict(zip(dense, reduced, strict=True))
     sparse = [i for i in range(len(gradients)) if i not in whole]
     whole.update(zip(sparse, all_reduce_sum([gradients[i] for i in sparse]), strict=True))
     return [whole[i] for i in range(len(gradients))]
@@ -145,11 +147,11 @@ def _by_parts(original: Callable[..., Any], tape: Any, target: Any, sources: Any
     if not any(is_split(source) for source in flat):
         return original(tape, target, sources, *rest)
     parts = [parts_of(source) if is_split(source) else [source] for source in flat]
-    found = iter(original(tape, target, [part for each in parts for part in each], *rest))
-    gradients = [[next(found) for _ in each] for each in parts]
+    part_gradients = iter(original(tape, target, [part for group in parts for part in group], *rest))
+    gradients = [[next(part_gradients) for _ in group] for group in parts]
     joined = [
-        joined_gradient(each, source) if is_split(source) else each[0]
-        for source, each in zip(flat, gradients, strict=True)
+        joined_gradient(source_gradients, source) if is_split(source) else source_gradients[0]
+        for source, source_gradients in zip(flat, gradients, strict=True)
     ]
     return tf.nest.pack_sequence_as(sources, joined) if tf.nest.is_nested(sources) else joined[0]
 

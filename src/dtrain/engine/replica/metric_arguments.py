@@ -82,8 +82,8 @@ class Arguments:
     def key(self) -> str:
         """A text that is the same for all calls of one kind."""
         kinds = [
-            each if isinstance(each, Rows | Number) else type(each).__name__ if each is not None else None
-            for each in self.leaves
+            leaf if isinstance(leaf, Rows | Number) else type(leaf).__name__ if leaf is not None else None
+            for leaf in self.leaves
         ]
         return f"{kinds} {self.structure}"
 
@@ -94,18 +94,18 @@ class Arguments:
 
     def filled(self, values: Sequence[Any]) -> tuple[Any, Any]:
         """The positional and the named arguments of a call, with these values for the leaves."""
-        found: tuple[Any, Any] = map_leaves(lambda place: values[place], self.structure)
-        return found
+        arguments: tuple[Any, Any] = map_leaves(lambda place: values[place], self.structure)
+        return arguments
 
     @property
     def have_rows(self) -> bool:
         """Whether any argument has a row for each example."""
-        return any(isinstance(each, Rows) for each in self.leaves)
+        return any(isinstance(leaf, Rows) for leaf in self.leaves)
 
     @property
     def have_numbers(self) -> bool:
         """Whether any argument is one number per step."""
-        return any(isinstance(each, Number) for each in self.leaves)
+        return any(isinstance(leaf, Number) for leaf in self.leaves)
 
 
 def described(leaf: Any, lengths: set[int | None]) -> Any:

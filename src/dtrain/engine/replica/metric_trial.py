@@ -69,20 +69,20 @@ def _result_of(metric: Any, test: Callable[[], bool]) -> bool:
     Returns:
         The test's result; False if the test raised an error or changed attributes of the metric.
     """
-    found: list[bool] = []
+    results: list[bool] = []
 
     def run() -> None:
         try:
             with _attributes_kept(metric) as kept:
                 result = test()
-            found.append(result and not kept.changed)
+            results.append(result and not kept.changed)
         except Exception as error:
             logger.debug("the metric %r cannot be tried out: %s", metric.name, error, exc_info=True)
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    return found == [True]
+    return results == [True]
 
 
 class _MetricTrial:
@@ -95,12 +95,12 @@ class _MetricTrial:
             raise TypeError("it has no variables")
         self._inputs = [leaf for leaf in arguments.leaves if isinstance(leaf, Rows | Number)]
         dtypes = [tf.as_dtype(v.dtype) for v in self._variables]
-        if not all(each.is_floating or each.is_integer for each in dtypes):
+        if not all(dtype.is_floating or dtype.is_integer for dtype in dtypes):
             raise TypeError("a variable holds no numbers")
         self._zeros = [
-            np.zeros(v.shape, each.as_numpy_dtype) for v, each in zip(self._variables, dtypes, strict=True)
+            np.zeros(v.shape, dtype.as_numpy_dtype) for v, dtype in zip(self._variables, dtypes, strict=True)
         ]
-        self._precision = [_precision(each) for each in dtypes]
+        self._precision = [_precision(dtype) for dtype in dtypes]
         self._moved = [False] * len(dtypes)
 
         def update(states: Any, *given: Any) -> Any:
@@ -109,7 +109,7 @@ class _MetricTrial:
             args, kwargs = arguments.filled(values)
             return metric.stateless_update_state(states, *args, **kwargs)
 
-        states = [tf.TensorSpec(v.shape, each) for v, each in zip(self._variables, dtypes, strict=True)]
+        states = [tf.TensorSpec(v.shape, dtype) for v, dtype in zip(self._variables, dtypes, strict=True)]
         self._update = _traced(update, states, *(spec for leaf in self._inputs for spec in _specs(leaf)))
         if len(metric.variables) != len(self._variables):
             raise TypeError("the update makes variables")
@@ -156,9 +156,11 @@ class _MetricTrial:
                 if kind == 0:
                     raise
                 return None
-            if kind and not all(np.all(np.isfinite(each)) for each in whole):
+            if kind and not all(np.all(np.isfinite(change)) for change in whole):
                 return None
-            self._moved = [had or bool(np.any(each)) for had, each in zip(self._moved, whole, strict=True)]
+            self._moved = [
+                had or bool(np.any(change)) for had, change in zip(self._moved, whole, strict=True)
+            ]
             for cut in cuts:
                 parts = [self._change(states, self._cut(data, *rows_)) for rows_ in ((0, cut), (cut, rows))]
                 if not self._equal(whole, parts, states):
@@ -168,9 +170,11 @@ class _MetricTrial:
     def calls_are_additive(self) -> bool:
         """Whether a call changes all variables, and by the same amounts from every state."""
         data, states = self._data(_LEAST, 0), self._states(_LEAST, 0)
-        changes = [self._change(each, data) for each in states]
-        moved = all(np.any(each) for each in changes[0])
-        same = (self._equal(changes[0], [change], each) for change, each in zip(changes, states, strict=True))
+        changes = [self._change(state, data) for state in states]
+        moved = all(np.any(amount) for amount in changes[0])
+        same = (
+            self._equal(changes[0], [change], state) for change, state in zip(changes, states, strict=True)
+        )
         return moved and all(same)
 
     def _cut(self, data: Values, start: int, end: int) -> Values:
@@ -182,7 +186,7 @@ class _MetricTrial:
         states = [self._zeros]
         with contextlib.suppress(Exception):
             some = self._run(self._zeros, self._data(rows, kind, seed=1))
-            states += [some, [np.asarray(each * _FAR, each.dtype) for each in some]]
+            states += [some, [np.asarray(value * _FAR, value.dtype) for value in some]]
         return states
 
     def _data(self, rows: int, kind: int, seed: int = 0) -> Values:
@@ -203,12 +207,12 @@ class _MetricTrial:
     def _equal(self, whole: Values, parts: Sequence[Values], states: Values) -> bool:
         """Whether the changes by the parts sum to the whole change, up to rounding; NaN equals nothing."""
         for i, (change, state) in enumerate(zip(whole, states, strict=True)):
-            each = [part[i] for part in parts]
-            size = np.abs(change) + sum(np.abs(part) for part in each)
+            part_changes = [part[i] for part in parts]
+            size = np.abs(change) + sum(np.abs(part) for part in part_changes)
             near = _ROUNDINGS * self._precision[i] * (np.abs(_wide(state)) + size)
             if self._precision[i]:
                 near = near + _NEAR * size
-            if not np.all(np.abs(change - sum(each)) <= near):
+            if not np.all(np.abs(change - sum(part_changes)) <= near):
                 return False
         return True
 
@@ -220,7 +224,7 @@ def _traced(function: Callable[..., Any], *specs: Any) -> Callable[..., Any]:
         TypeError: the function uses other variables, prints, calls Python or draws random numbers.
     """
     concrete = tf.function(function, autograph=False).get_concrete_function(*specs)
-    if any(each.dtype in (tf.resource, tf.variant) for each in concrete.captured_inputs):
+    if any(tensor.dtype in (tf.resource, tf.variant) for tensor in concrete.captured_inputs):
         raise TypeError("it uses variables that are not the metric's")
     touching = {op.type for op in concrete.graph.get_operations() if op.op_def.is_stateful} - {"Assert"}
     if touching:  # such as printing, calling Python or drawing random numbers
@@ -267,13 +271,13 @@ class _AttributeChange:
 def _attributes_kept(metric: Any) -> Iterator[_AttributeChange]:
     """Restores the attributes of a metric, and of the metrics inside it, that a trial has changed."""
     objects = [metric, *keras_models.metrics_inside(metric)]
-    before = [(each, dict(vars(each)), _contents(each)) for each in objects]
+    before = [(owner, dict(vars(owner)), _contents(owner)) for owner in objects]
     kept = _AttributeChange()
     try:
         yield kept
     finally:
-        for each, attributes, contents in before:
-            now = vars(each)
+        for owner, attributes, contents in before:
+            now = vars(owner)
             if now.keys() != attributes.keys() or any(now[name] is not v for name, v in attributes.items()):
                 kept.changed = True
                 now.clear()
@@ -311,8 +315,8 @@ def _specs(leaf: Rows | Number) -> list[tf.TensorSpec]:
         return [tf.TensorSpec([], leaf.dtype)]
     if not leaf.dense:
         raise TypeError("an argument is no plain tensor")
-    found = [tf.TensorSpec([None, *leaf.shape], leaf.dtype)]
-    return found if leaf.mask is None else [*found, tf.TensorSpec([None, *leaf.mask], tf.bool)]
+    specs = [tf.TensorSpec([None, *leaf.shape], leaf.dtype)]
+    return specs if leaf.mask is None else [*specs, tf.TensorSpec([None, *leaf.mask], tf.bool)]
 
 
 def _random(random: Any, dtype: tf.DType, shape: Sequence[int], kind: int) -> np.ndarray:

@@ -61,8 +61,8 @@ def _with_rows(original: Callable[..., Any], self: Any, rows: Any, args: Any, kw
     empty = tf.equal(rows, 0)
     args, kwargs = keras.tree.map_structure(lambda leaf: with_zero_row(leaf, empty), (args, kwargs))
     with thread_state.having(inside_layer=True, layer_is_empty=empty), _uncounted(self, empty):
-        found = original(self, *args, **kwargs)
-    return keras.tree.map_structure(lambda leaf: without_zero_row(leaf, empty), found)
+        outputs = original(self, *args, **kwargs)
+    return keras.tree.map_structure(lambda leaf: without_zero_row(leaf, empty), outputs)
 
 
 def all_reduce(
@@ -104,7 +104,7 @@ def _uncounted(layer: Any, empty: Any) -> Iterator[None]:
 
 def _rows_of_first(nest: Any) -> Any:
     """The number of rows of the first tensor that has rows, an int64 scalar; None if no tensor has any."""
-    tensors = (each for each in keras.tree.flatten(nest) if isinstance(each, tf.Tensor) or not is_dense(each))
+    tensors = (leaf for leaf in keras.tree.flatten(nest) if isinstance(leaf, tf.Tensor) or not is_dense(leaf))
     return next((rows for rows in map(row_count, tensors) if rows is not None), None)
 
 
@@ -124,7 +124,10 @@ def averaged(layer: Any, rows: tf.Tensor | None) -> Iterator[None]:
     if not ids:
         return
     alike = {
-        id(v) for each in keras_models.layers_of(layer) if _is_synchronized(each) for v in each.variables
+        id(v)
+        for sublayer in keras_models.layers_of(layer)
+        if _is_synchronized(sublayer)
+        for v in sublayer.variables
     }
     variables = [underlying(v) for v in layer.non_trainable_variables if id(v) not in alike]
     written = [v for v in variables if id(v) in ids and v.dtype.is_floating]

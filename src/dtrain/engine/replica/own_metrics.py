@@ -118,8 +118,8 @@ def _is_additive(metric: Any, arguments: Arguments) -> bool:
     known = _known.setdefault(metric, _Finding())
     if known.is_additive is False or arguments.key in known.kinds:
         return bool(known.is_additive)
-    found = _may_be_tried(metric, arguments) and is_additive(metric, arguments)
-    if known.is_additive and not found:
+    additive = _may_be_tried(metric, arguments) and is_additive(metric, arguments)
+    if known.is_additive and not additive:
         raise StepError(
             f"update_state of the metric {metric.name!r} was additive over examples in earlier calls, but "
             "in this one, with other arguments, it is not. Its variables hold each replica's part.",
@@ -127,16 +127,16 @@ def _is_additive(metric: Any, arguments: Arguments) -> bool:
         )
     known.kinds.add(arguments.key)
     if known.is_additive is None:
-        known.is_additive = found
+        known.is_additive = additive
         for variable in metric.variables:
-            _hold_parts(variable) if found else _hold_alike(variable)
-        if not found:
+            _hold_parts(variable) if additive else _hold_alike(variable)
+        if not additive:
             logger.info(
                 "The metric %r is not additive over examples: every replica updates it with the examples of "
                 "all replicas.",
                 metric.name,
             )
-    return found
+    return additive
 
 
 def _may_be_tried(metric: Any, arguments: Arguments) -> bool:
@@ -238,20 +238,20 @@ def _can_hold_parts(variable: Any, *, shared: bool) -> bool:
 
 def _hold_alike(variable: Any) -> None:
     """Makes every replica hold a variable's whole value; a read returns the first replica's."""
-    found = combined_on_read(variable)
-    if found is not None:
-        tf_variables.set_aggregation(found, tf.VariableAggregation.ONLY_FIRST_REPLICA)
+    tf_variable = combined_on_read(variable)
+    if tf_variable is not None:
+        tf_variables.set_aggregation(tf_variable, tf.VariableAggregation.ONLY_FIRST_REPLICA)
 
 
 def _hold_parts(variable: Any) -> None:
     """Makes each replica hold a part of a variable: the first keeps the value, the others start at zero."""
-    found = combined_on_read(variable)
-    if found is None or found.aggregation == tf.VariableAggregation.SUM:
+    tf_variable = combined_on_read(variable)
+    if tf_variable is None or tf_variable.aggregation == tf.VariableAggregation.SUM:
         return
-    tf_variables.set_aggregation(found, tf.VariableAggregation.SUM)
-    layout = layout_of(found.distribute_strategy)
+    tf_variables.set_aggregation(tf_variable, tf.VariableAggregation.SUM)
+    layout = layout_of(tf_variable.distribute_strategy)
     first = 0 if layout is None else layout.first_replica
     with tf.init_scope():
-        for replica, part in enumerate(found.values, first):
+        for replica, part in enumerate(tf_variable.values, first):
             if replica:
                 part.assign(tf.zeros_like(part))

@@ -74,8 +74,8 @@ def rematerialized_call(
 
 def _has_fixed_activation(layer: Any) -> bool:
     """Whether a layer's activation is a read-only property, as an LSTM's, which returns its cell's."""
-    found = getattr(type(layer), "activation", None)
-    return isinstance(found, property) and found.fset is None
+    activation = getattr(type(layer), "activation", None)
+    return isinstance(activation, property) and activation.fset is None
 
 
 def _made_in_own_scope(layer: Any) -> bool:
@@ -170,14 +170,14 @@ class _Repeated:
             with self._repeating():
                 outputs = keras.tree.flatten(self._call(again))
         # TensorFlow's own `gradient`: only the step's own call of it may all-reduce.
-        found = tensorflow_names.TAPE_GRADIENT.original()(
+        gradients = tensorflow_names.TAPE_GRADIENT.original()(
             tape,
             [outputs[i] for i in self._places],
             [*again, *variables],
             list(above),
             tf.UnconnectedGradients.ZERO,
         )
-        mine, theirs = found[: len(inputs)], found[len(inputs) :]
+        mine, theirs = gradients[: len(inputs)], gradients[len(inputs) :]
         return (mine, theirs) if variables else mine
 
     @contextlib.contextmanager
@@ -238,5 +238,5 @@ def _differentiable(value: Any) -> bool:
 
 def _value(variable: Any) -> Any:
     """A variable's value before the layer writes to it."""
-    found = keras_variables.value_of(variable)
-    return tf.convert_to_tensor(variable.value if found is None else found)
+    value = keras_variables.value_of(variable)
+    return tf.convert_to_tensor(variable.value if value is None else value)

@@ -54,7 +54,7 @@ class PerReplicaObjects:
                 self.objects[id(layer)] = layer
                 seen.add(id(layer))
                 names = keras_names.LAYER_BOOKKEEPING
-                inside = [each for name, each in vars(layer).items() if name not in names]
+                inside = [attribute for name, attribute in vars(layer).items() if name not in names]
                 if isinstance(layer, keras.Model):
                     inside += keras_models.compiled_parts(layer)
                 self._add_all(inside, depth, seen)
@@ -88,7 +88,7 @@ class PerReplicaAttributes:
 
     def begin_turn(self) -> None:
         """Records the shared values, and sets the replica's own values in their place."""
-        self._shared = {key: _Snapshot(each) for key, each in self._members.objects.items()}
+        self._shared = {key: _Snapshot(member) for key, member in self._members.objects.items()}
         for owner, name, value in self._attributes:
             _set(owner, name, value)
         for container, content in self._contents:
@@ -103,14 +103,14 @@ class PerReplicaAttributes:
 
     def watch(self, root: Any) -> None:
         """Makes an object and all that is reachable from it members, before the replica uses them."""
-        for each in self._members.add(root):
-            self._shared[id(each)] = _Snapshot(each)
+        for member in self._members.add(root):
+            self._shared[id(member)] = _Snapshot(member)
 
     def share(self, layer: Any) -> None:
         """Makes a layer's current attributes the shared ones, because building the layer made them."""
-        for each in keras_models.layers_of(layer):
-            if id(each) in self._shared:
-                self._shared[id(each)].renew()
+        for sublayer in keras_models.layers_of(layer):
+            if id(sublayer) in self._shared:
+                self._shared[id(sublayer)].renew()
 
 
 class _Snapshot:
@@ -128,7 +128,7 @@ class _Snapshot:
         """Makes the object's current attributes the shared ones, except a layer's losses."""
         owner = self._owner
         self._structure = keras_models.layer_structure(owner) if self._is_layer else None
-        losses = {key: each for key, each in self._containers.items() if each[2]}
+        losses = {key: entry for key, entry in self._containers.items() if entry[2]}
         self._containers.clear()
         self._attributes = self._current()
         for name, value in self._attributes.items():
@@ -154,9 +154,9 @@ class _Snapshot:
         elif not isinstance(value, tuple):
             return
         if depth < _DEPTH and len(value) <= _MOST:
-            for each in value.values() if isinstance(value, dict) else value:
-                if type(each) not in _ATOMS:
-                    self._note(each, always, depth + 1)
+            for element in value.values() if isinstance(value, dict) else value:
+                if type(element) not in _ATOMS:
+                    self._note(element, always, depth + 1)
 
     def take_back(self, attributes: list[tuple[Any, str, Any]], contents: list[tuple[Any, Any]]) -> None:
         """Reverts the changes that belong to this replica, and appends them to two lists.
@@ -208,14 +208,14 @@ def _any(value: Any, test: Callable[[Any], bool]) -> bool:
     seen: dict[int, Any] = {}
     left = [value]
     while left and len(seen) <= _MOST:
-        each = left.pop()
-        if type(each) in _ATOMS or each is _MISSING or id(each) in seen:
+        item = left.pop()
+        if type(item) in _ATOMS or item is _MISSING or id(item) in seen:
             continue
-        if test(each):
+        if test(item):
             return True
-        seen[id(each)] = each
-        if not isinstance(each, keras.layers.Layer):
-            left += _inside(each)
+        seen[id(item)] = item
+        if not isinstance(item, keras.layers.Layer):
+            left += _inside(item)
     return False
 
 
@@ -227,12 +227,12 @@ def _is_shared(value: Any) -> bool:
 
 def _inside(value: Any) -> list[Any]:
     if isinstance(value, dict):
-        found = list(value.values())
+        contents = list(value.values())
     elif isinstance(value, list | tuple | set | deque):
-        found = list(value)
+        contents = list(value)
     else:
-        found = list(vars(value).values()) if _is_own_object(value) else []
-    return found if len(found) <= _MOST else []
+        contents = list(vars(value).values()) if _is_own_object(value) else []
+    return contents if len(contents) <= _MOST else []
 
 
 def _is_own_object(value: Any) -> bool:
@@ -247,13 +247,13 @@ def _bound(function: Any) -> list[Any]:
         return [function.__self__, function.__func__]
     if isinstance(function, functools.partial):
         return [function.func, *function.args, *function.keywords.values()]
-    found = [getattr(function, "__wrapped__", None)]
+    objects = [getattr(function, "__wrapped__", None)]
     for cell in function.__closure__ or ():
         try:
-            found.append(cell.cell_contents)
+            objects.append(cell.cell_contents)
         except ValueError:  # not filled yet
             continue
-    return found
+    return objects
 
 
 def _copy(container: Any) -> Any:

@@ -62,7 +62,7 @@ def watch_metric(metric: Any) -> None:
 
 def is_own_metric(metric: Any) -> bool:
     """Whether a metric's update is computed by a user's own code."""
-    kind = next((each for each in type(metric).__mro__ if "update_state" in vars(each)), type(metric))
+    kind = next((base for base in type(metric).__mro__ if "update_state" in vars(base)), type(metric))
     if not keras_models.is_keras_own(kind):
         return True
     function = keras_models.metric_function(metric)

@@ -132,11 +132,11 @@ def unmeasured_parts(model: Any, *, reading: bool) -> list[str]:
         model: the model in training.
         reading: whether the time of reading the batches was measured.
     """
-    found = [] if reading else ["input"]
+    unmeasured = [] if reading else ["input"]
     if tf_tracing.deterministic_operations():
         strategy = model.distribute_strategy
         layout = layout_of(strategy)
         several = is_asynchronous(strategy) or (layout is not None and layout.workers > 1)
         if several and managed(strategy).waited is None:
-            found.append("communication")
-    return found
+            unmeasured.append("communication")
+    return unmeasured

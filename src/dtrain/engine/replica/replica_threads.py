@@ -37,11 +37,11 @@ def with_own_attributes(fn: Callable[..., Any], local_replicas: int) -> Callable
         own = PerReplicaAttributes(members)
         with thread_state.having(own_attributes=own):
             own.begin_turn()
-            found = fn(*args, **kwargs)
+            result = fn(*args, **kwargs)
         # The last replica's attributes stay on the objects, as the last call's do on one device.
         if tf_replicas.local_replica_index() < local_replicas - 1:
             own.end_turn()
-        return found
+        return result
 
     graph_functions.mark_converted(one_replica)
     return one_replica
@@ -53,9 +53,9 @@ def merge_call(original: Callable[..., Any], self: Any, fn: Any, args: Any, kwar
     if own is None:
         return original(self, fn, args, kwargs)
     own.end_turn()
-    found = original(self, fn, args, kwargs)
+    result = original(self, fn, args, kwargs)
     own.begin_turn()
-    return found
+    return result
 
 
 def share_build(layer: Any) -> None:
@@ -67,10 +67,10 @@ def share_build(layer: Any) -> None:
 def maybe_build(original: Callable[..., Any], self: Any, call_spec: Any) -> Any:
     """A layer's method that builds it at its first call."""
     own = None if self.built else thread_state.own_attributes
-    found = original(self, call_spec)
+    result = original(self, call_spec)
     if own is not None:
         own.share(self)
-    return found
+    return result
 
 
 def watch(root: Any) -> None:

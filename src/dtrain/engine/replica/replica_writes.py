@@ -73,16 +73,16 @@ def _written_in_step(variable: Any) -> bool:
 
 def combined_on_read(variable: Any) -> Any:
     """The TensorFlow variable, if each replica writes its own copy and a read combines them; else None."""
-    found = underlying(variable)
-    if not isinstance(found, tf.distribute.DistributedValues):
+    tf_variable = underlying(variable)
+    if not isinstance(tf_variable, tf.distribute.DistributedValues):
         return None
-    return found if found.synchronization == tf.VariableSynchronization.ON_READ else None
+    return tf_variable if tf_variable.synchronization == tf.VariableSynchronization.ON_READ else None
 
 
 def holds_parts(variable: Any) -> bool:
     """Whether each replica holds a part of a variable, so that its value is the sum of the parts."""
-    found = combined_on_read(variable)
-    return found is not None and bool(found.aggregation == tf.VariableAggregation.SUM)
+    tf_variable = combined_on_read(variable)
+    return tf_variable is not None and bool(tf_variable.aggregation == tf.VariableAggregation.SUM)
 
 
 @contextlib.contextmanager

@@ -45,10 +45,10 @@ class Lookups:
         if tf.executing_eagerly():
             return cls((UNKNOWN,))
         lookups = _lookups(gradient.indices)
-        kinds = tuple(_kind(each) for each in lookups)
+        kinds = tuple(_kind(lookup) for lookup in lookups)
         if set(kinds) == {BY_EXAMPLE}:
             return cls((BY_EXAMPLE,))
-        return cls(kinds, tf.stack([tf.size(each) for each in lookups]) if len(kinds) > 1 else None)
+        return cls(kinds, tf.stack([tf.size(lookup) for lookup in lookups]) if len(kinds) > 1 else None)
 
     def split(self, gradient: Any) -> list[Any]:
         """The gradient in parts of one kind each, ready for the all-reduce; all `BY_EXAMPLE` are one part."""
@@ -58,15 +58,15 @@ class Lookups:
         if self.sizes is not None:
             values = tf.split(gradient.values, self.sizes, num=len(self.kinds))
             indices = tf.split(gradient.indices, self.sizes, num=len(self.kinds))
-        found = []
-        each = [i for i, kind in enumerate(self.kinds) if kind == BY_EXAMPLE]
-        if each:
-            rows = tf.concat([indices[i] for i in each], axis=0)
-            found.append(_slices(gradient, tf.concat([values[i] for i in each], axis=0), rows))
+        parts = []
+        by_example = [i for i, kind in enumerate(self.kinds) if kind == BY_EXAMPLE]
+        if by_example:
+            rows = tf.concat([indices[i] for i in by_example], axis=0)
+            parts.append(_slices(gradient, tf.concat([values[i] for i in by_example], axis=0), rows))
         for i, kind in enumerate(self.kinds):
             if kind != BY_EXAMPLE:
-                found.append(_slices(gradient, values[i], _keys(indices[i], kind)))
-        return found
+                parts.append(_slices(gradient, values[i], _keys(indices[i], kind)))
+        return parts
 
     def joined(self, parts: list[Any], gradient: Any) -> Any:
         """The all-reduced gradient, from its all-reduced parts.
@@ -83,8 +83,8 @@ class Lookups:
         merged = [_merged(part, kind, dtype) for part, kind in zip(parts, kinds, strict=True)]
         if len(merged) == 1:
             return merged[0]
-        values = tf.concat([each.values for each in merged], axis=0)
-        return _slices(gradient, values, tf.concat([each.indices for each in merged], axis=0))
+        values = tf.concat([slices.values for slices in merged], axis=0)
+        return _slices(gradient, values, tf.concat([slices.indices for slices in merged], axis=0))
 
 
 def _slices(gradient: Any, values: Any, indices: Any) -> tf.IndexedSlices:
@@ -114,18 +114,20 @@ def _looks_common(rows: Any) -> bool:
     layout, rows = current_layout(), rows.numpy()
     if layout is None or len(rows) == 0 or len(rows) % layout.replicas:
         return False
-    each = rows.reshape(layout.replicas, -1)
-    return bool((each == each[0]).all()) and len(set(each[0].tolist())) == each.shape[1]
+    by_replica = rows.reshape(layout.replicas, -1)
+    return (
+        bool((by_replica == by_replica[0]).all()) and len(set(by_replica[0].tolist())) == by_replica.shape[1]
+    )
 
 
 def _lookups(rows: Any) -> list[Any]:
     """The rows that a gradient names, a tensor for each lookup; a tape concatenates those of all lookups."""
     op = rows.op
     if op.type in _PASSED_ON or (op.type == "Reshape" and op.inputs[0].shape.rank == 1):
-        found = _lookups(op.inputs[0])
-        return found if len(found) > 1 else [rows]
+        lookups = _lookups(op.inputs[0])
+        return lookups if len(lookups) > 1 else [rows]
     if op.type == "ConcatV2" and rows.shape.rank == 1:
-        return [lookup for each in op.inputs[:-1] for lookup in _lookups(each)]
+        return [lookup for part in op.inputs[:-1] for lookup in _lookups(part)]
     return [rows]
 
 
@@ -148,13 +150,13 @@ def _depends_on_examples(tensor: Any) -> bool:
     """Whether a tensor of a graph is computed from the batch, or from values that differ by replica."""
     left, seen = [tensor], set()
     while left:
-        each = _from_outside(left.pop())
-        if each is None or id(each) in seen:
+        source = _from_outside(left.pop())
+        if source is None or id(source) in seen:
             continue
-        seen.add(id(each))
-        op = each.op
+        seen.add(id(source))
+        op = source.op
         if op.type in _CONDITIONS:
-            left += _from_branches(each)
+            left += _from_branches(source)
             continue
         if op.type in ("Placeholder", "PlaceholderWithDefault") or "Random" in op.type:
             return True
@@ -183,10 +185,10 @@ def _from_outside(tensor: Any) -> Any:
         captured = getattr(tensor.graph, "captures", None)
         if tensor.op.type != "Placeholder" or captured is None:
             return tensor
-        found = [outer for outer, inner in captured if inner is tensor]
-        if not found:
+        outer_tensors = [outer for outer, inner in captured if inner is tensor]
+        if not outer_tensors:
             return tensor
-        tensor = found[0]
+        tensor = outer_tensors[0]
     return None
 
 

@@ -32,8 +32,8 @@ def note_drawn(seed: int) -> None:
 
 def program_seed() -> int | None:
     """The global seed that the program has set, or None."""
-    found: int | None = tf_tracing.global_seed()
-    return None if found == _drawn else found
+    seed: int | None = tf_tracing.global_seed()
+    return None if seed == _drawn else seed
 
 
 def next_seed(original: Callable[..., Any], self: Any, ordered: bool = True) -> Any:
