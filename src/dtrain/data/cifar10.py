@@ -52,7 +52,6 @@ _PUBLISHED = PublishedArchive(
     name="cifar-10-python.tar.gz",
     url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
     size=170_498_071,
-    md5="c58f30108f718f92721af3b95e74349a",
     sha256="6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",
     names_in_keras=("cifar-10-batches-py-target_archive",),
 )
@@ -66,7 +65,7 @@ def load_cifar10(
     Args:
         path: `cifar-10-python.tar.gz`, or the folder that contains it. None looks in `DTRAIN_DATA_DIR`
             (`data` in the current folder if it is not set) and in `~/.keras/datasets`. An archive of the
-            published size must have the published MD5 sum.
+            published size must have the published SHA-256 sum.
         limit: load at most this many images of each part.
         download: whether to download the archive (170 MB) into the first of these folders if it is in none.
 

@@ -47,7 +47,6 @@ _PUBLISHED = PublishedArchive(
     name="aclImdb_v1.tar.gz",
     url="https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",
     size=84_125_825,
-    md5="7c2ac02c03563afcf9b574c7e56c153a",
     sha256="c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
 )
 
@@ -67,7 +66,7 @@ def load_imdb(
     Args:
         path: `aclImdb_v1.tar.gz`, or the folder that contains it. None looks in `DTRAIN_DATA_DIR` (`data` in
             the current folder if it is not set) and in `~/.keras/datasets`. An archive of the published size
-            must have the published MD5 sum.
+            must have the published SHA-256 sum.
         limit: load at most this many reviews of each part.
         encoding: encoding of the texts.
         download: whether to download the archive (84 MB) into the first of these folders if it is in none.

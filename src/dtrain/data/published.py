@@ -33,8 +33,7 @@ class PublishedArchive:
         name: the archive's file name.
         url: where to download it.
         size: in bytes.
-        md5: its MD5 sum, in lower-case hexadecimal digits.
-        sha256: its SHA-256 sum, likewise; a download must have it.
+        sha256: its SHA-256 sum, in lower-case hexadecimal digits.
         names_in_keras: the file names under which Keras' own loaders keep the same archive.
     """
 
@@ -42,7 +41,6 @@ class PublishedArchive:
     name: str
     url: str
     size: int
-    md5: str
     sha256: str
     names_in_keras: tuple[str, ...] = ()
 
@@ -81,11 +79,11 @@ def locate(
         raise _missing(published, folders)
     if archive.stat().st_size == published.size:
         with safe_files.open_to_read(archive, links=True) as file:
-            md5 = hashlib.file_digest(file, lambda: hashlib.new("md5", usedforsecurity=False)).hexdigest()
-        if md5 != published.md5:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if sha256 != published.sha256:
             raise DataError(
-                f"{archive} has the md5 {md5}, but the published {published.name}, which has the same size, "
-                f"has {published.md5}.",
+                f"{archive} has the SHA-256 sum {sha256}, but the published {published.name}, which has the "
+                f"same size, has {published.sha256}.",
                 hint="The file is damaged or another one: download it again.",
             )
     return archive
