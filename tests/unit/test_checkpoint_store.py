@@ -16,7 +16,7 @@ import tensorflow as tf
 from checkpoint_stores import directories, saved, steps, tensors
 from dtrain.checkpoint.store import CheckpointStore
 from dtrain.checkpoint.stored import committed, read_share, remove_all, remove_uncommitted
-from dtrain.errors import ConfigurationError
+from dtrain.errors import CheckpointError, ConfigurationError
 from refusals import refused
 
 # --- what is written is read
@@ -189,6 +189,28 @@ def test_the_newest_are_kept(tmp_path: Path, open_store: Any) -> None:
         saved(written, step)
         assert steps(tmp_path) == [s for s in (step, step - 1) if s]
     assert len(directories(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("stopped_at", [3, 4])
+def test_a_process_that_was_replaced_removes_nothing_of_its_successor(
+    tmp_path: Path, open_store: Any, stopped_at: int
+) -> None:
+    """It is stopped before it looks for older checkpoints, or between that and the removal."""
+    successor = open_store(tmp_path, token="new", keep=9)
+    checks: list[int] = []
+
+    def fence() -> None:
+        checks.append(len(checks) + 1)
+        if checks[-1] > stopped_at:
+            raise CheckpointError("replaced")
+        if checks[-1] == stopped_at:
+            saved(successor, 40)
+            saved(successor, 40, serial=1)
+
+    replaced = open_store(tmp_path, token="old", keep=1, fence=fence)
+    saved(replaced, 10)
+    assert checks[-1] == 4
+    assert steps(tmp_path) == [40, 40, 10]
 
 
 def test_the_last_whole_one_is_kept_where_the_disk_damages_others(tmp_path: Path, open_store: Any) -> None:

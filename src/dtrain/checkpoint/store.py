@@ -299,7 +299,7 @@ class CheckpointStore:
 
     def _remove_older(self, newest: layout.CheckpointName) -> None:
         try:
-            stored.prune(self._directory, newest, self._keep)
+            stored.prune(self._directory, newest, self._keep, self._fence)
         except Exception as error:  # the new checkpoint is committed anyway
             self._set_problem(
                 f"Older checkpoints in {self._directory} cannot be removed: {stored.one_line(error)}"
@@ -345,6 +345,7 @@ class CheckpointStore:
                 self._directory,
                 layout.CheckpointName(checkpoint.step, checkpoint.serial, checkpoint.token),
                 keep=1,
+                fence=self._fence,
             )
             return
 

@@ -6,7 +6,7 @@ It writes no checkpoint, and does not know what the tensors mean.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,7 +157,9 @@ def sweep(directory: str, before: layout.CheckpointName) -> None:
             remove(path)
 
 
-def prune(directory: str, newest: layout.CheckpointName, keep: int) -> None:
+def prune(
+    directory: str, newest: layout.CheckpointName, keep: int, fence: Callable[[], None] = lambda: None
+) -> None:
     """Deletes the checkpoints that are no longer needed, after another one was committed.
 
     It keeps first the newest checkpoints of this attempt, then the newest ones that this attempt may have
@@ -168,6 +170,8 @@ def prune(directory: str, newest: layout.CheckpointName, keep: int) -> None:
         directory: the directory of the checkpoints.
         newest: the checkpoint that was just committed; it is always kept.
         keep: how many checkpoints to keep.
+        fence: raises if this process may delete nothing any more. It is called after the last look at the
+            directory: what a process finds that was stopped meanwhile may be its successor's.
     """
     whole = {
         layout.CheckpointName(checkpoint.step, checkpoint.serial, checkpoint.token): checkpoint
@@ -177,10 +181,11 @@ def prune(directory: str, newest: layout.CheckpointName, keep: int) -> None:
     rest = sorted((name for name in whole if name != newest), reverse=True)
     rest.sort(key=lambda name: 0 if name.token == newest.token else 1 if name < min(own) else 2)
     kept = {newest, *rest[: keep - 1]}
-    for name in sorted(_names(directory)):
-        path = join(directory, str(name))
-        if name not in kept and storage_of(path).exists(join(path, layout.COMMITTED)):
-            remove(path)
+    paths = [join(directory, str(name)) for name in sorted(_names(directory)) if name not in kept]
+    unneeded = [path for path in paths if storage_of(path).exists(join(path, layout.COMMITTED))]
+    fence()
+    for path in unneeded:
+        remove(path)
 
 
 def one_line(error: BaseException) -> str:
