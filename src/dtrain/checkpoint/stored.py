@@ -157,9 +157,7 @@ def sweep(directory: str, before: layout.CheckpointName) -> None:
             remove(path)
 
 
-def prune(
-    directory: str, newest: layout.CheckpointName, keep: int, fence: Callable[[], None] = lambda: None
-) -> None:
+def prune(directory: str, newest: layout.CheckpointName, keep: int, fence: Callable[[], None]) -> None:
     """Deletes the checkpoints that are no longer needed, after another one was committed.
 
     It keeps first the newest checkpoints of this attempt, then the newest ones that this attempt may have
