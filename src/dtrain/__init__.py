@@ -17,6 +17,7 @@ _PUBLIC = {
     "CentralStorageStrategy": "dtrain.strategies.central_storage",
     "DtrainError": "dtrain.errors",
     "MirroredStrategy": "dtrain.strategies.mirrored",
+    "FullyShardedStrategy": "dtrain.strategies.fully_sharded",
     "MultiWorkerMirroredStrategy": "dtrain.strategies.multi_worker",
     "OneDeviceStrategy": "dtrain.strategies.one_device",
     "ParameterServerStrategy": "dtrain.strategies.parameter_server",

@@ -42,6 +42,8 @@ LAYOUTS: dict[str, Layout] = STRATEGIES | {
     "three_devices": Layout(1, 3, lambda api: api.MirroredStrategy()),
     "four_devices": Layout(1, 4, lambda api: api.MirroredStrategy()),
     "two_of_two": Layout(2, 2, lambda api, **how: api.MultiWorkerMirroredStrategy(**how)),
+    "fully_sharded": Layout(2, 1, lambda api, **how: api.FullyShardedStrategy(smallest=1, **how)),
+    "fully_sharded_devices": Layout(1, 2, lambda api: api.FullyShardedStrategy(smallest=1)),
     "three_workers": Layout(3, 1, lambda api, **how: api.MultiWorkerMirroredStrategy(**how)),
 }
 

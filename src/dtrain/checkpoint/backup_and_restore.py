@@ -151,7 +151,9 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
             )
         checkpoint, epochs = self._newest(model)
         if checkpoint is not None:
-            TrainingVariables(model).restore_weights(checkpoint.table, checkpoint.tensors)
+            TrainingVariables(model).restore_weights(
+                checkpoint.table, checkpoint.tensors, checkpoint.replicas
+            )
         return epochs
 
     def epochs_done(self, model: Any) -> int:

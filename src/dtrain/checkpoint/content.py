@@ -247,8 +247,10 @@ def _is_entry(entry: Any) -> bool:
     if not (isinstance(entry, list) and len(entry) == 4):
         return False
     name, shape, dtype, apart = entry
-    texts = isinstance(name, str) and isinstance(dtype, str) and apart in ("", *AGGREGATIONS)
-    return texts and isinstance(shape, list) and all(map(is_count, shape))
+    texts = isinstance(name, str) and isinstance(dtype, str) and isinstance(apart, str)
+    if not (texts and isinstance(shape, list) and all(map(is_count, shape))):
+        return False
+    return apart in ("", *AGGREGATIONS) or Entry.from_list(entry).divided_dim is not None
 
 
 def _has_tensors_of(table: Sequence[Entry], tensors: dict[str, Any]) -> bool:
@@ -261,7 +263,11 @@ def _has_tensors_of(table: Sequence[Entry], tensors: dict[str, Any]) -> bool:
         if not number.isdecimal() or len(number) > 9 or int(number) >= len(table):
             return False
         entry = table[int(number)]
-        if (tuple(tensor.shape), tensor.dtype.name) != (entry.shape, entry.dtype):
+        shape = list(tensor.shape)
+        dim = entry.divided_dim
+        if dim is not None and len(shape) == len(entry.shape) and shape[dim] <= entry.shape[dim]:
+            shape[dim] = entry.shape[dim]
+        if (tuple(shape), tensor.dtype.name) != (entry.shape, entry.dtype):
             return False
     return True
 

@@ -1,7 +1,7 @@
 """Captures the variables that training changes as tensors, and restores them bit for bit.
 
-A value that all replicas share is written once. A value of which each replica holds a part, such as a metric
-or accumulated gradients, is written by every replica. Files are not handled here.
+A value that all replicas share is written once. A value of which each replica holds a part, such as a metric,
+accumulated gradients or a divided weight, is written by every replica. Files are not handled here.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from dtrain.engine.loops.loop import LocalState, loop_of
 from dtrain.engine.replica.replica_writes import holds_parts
 from dtrain.engine.sharding.sharding_plan import owner_of, owners_of
 from dtrain.errors import CheckpointError
+from dtrain.interfaces.divided_weights import divided_dim
 from dtrain.interfaces.managed_strategy import layout_of, managed
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.upstream import keras_models, keras_optimizers, keras_variables, tf_variables
 from dtrain.upstream.tf_variables import underlying
 
 _COMMON, _OWN = "common", "own"
+_DIVIDED = "divided:"
 _ALONE = ReplicaLayout()
 AGGREGATIONS = {
     "sum": tf.VariableAggregation.SUM,
@@ -39,14 +41,21 @@ class Entry:
         name: Keras' path of the variable, for messages.
         shape: the shape of the whole variable.
         dtype: the name of its dtype.
-        apart: how to combine the replicas' parts to the whole: "sum", "mean" or "first"; "" if all replicas
-            hold the same value.
+        apart: how to combine the replicas' parts to the whole: "sum", "mean" or "first"; "divided:0" if they
+            follow each other along the first dimension; "" if all replicas hold the same value.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     apart: str
+
+    @property
+    def divided_dim(self) -> int | None:
+        """The dimension along which the replicas' parts follow each other; None if they do not."""
+        number = self.apart.removeprefix(_DIVIDED)
+        known = self.apart.startswith(_DIVIDED) and number.isdecimal() and len(number) < 4
+        return int(number) if known and int(number) < len(self.shape) else None
 
     def as_list(self) -> list[Any]:
         """The entry as a list that JSON can hold."""
@@ -101,6 +110,14 @@ class TrainingVariables:
                 return {
                     f"{_COMMON}/{i}": tf.convert_to_tensor(v.value) for i, v in enumerate(self._variables)
                 }
+        if writers < self._layout.workers and any(
+            _dim_of(variable) is not None for variable in self._variables
+        ):
+            raise CheckpointError(
+                "The model's weights are divided over the workers, but not all of them see one folder of "
+                "checkpoints: no folder would have a whole model.",
+                hint="give all workers a directory on a file system that they share",
+            )
         tensors = {}
         for i, owner in enumerate(self._writers(writers)):
             variable = self._variables[i]
@@ -157,6 +174,9 @@ class TrainingVariables:
             if not entry.apart:
                 self._write_common(i, variable, tensors)
                 continue
+            if entry.divided_dim is not None:
+                self._write_divided(i, variable, entry, tensors, replicas)
+                continue
             same = replicas == self._layout.replicas and self._is_distributed(variable)
             # A folder that only this worker uses holds only the parts of its own replicas.
             wanted = [replica for replica, _ in self._parts(variable)] if same else range(replicas)
@@ -167,8 +187,10 @@ class TrainingVariables:
                 self._write_parts(variable, parts, entry.apart, same=same)
         self._local().restore(apart=kept_apart)
 
-    def restore_weights(self, table: Sequence[Entry], tensors: Mapping[str, Any]) -> None:
+    def restore_weights(self, table: Sequence[Entry], tensors: Mapping[str, Any], replicas: int) -> None:
         """Assigns the model's own variables only; metrics and optimizer need not be built.
+
+        The arguments are those of `restore`.
 
         Raises:
             CheckpointError: the checkpoint is of another model, or lacks a value.
@@ -178,6 +200,8 @@ class TrainingVariables:
         for i, (variable, entry) in enumerate(zip(self._variables[:count], table, strict=False)):
             if not entry.apart:
                 self._write_common(i, variable, tensors)
+            elif entry.divided_dim is not None:
+                self._write_divided(i, variable, entry, tensors, replicas)
 
     # --- what kind of variable it is
 
@@ -185,6 +209,8 @@ class TrainingVariables:
         tf_variable = underlying(variable)
         if not isinstance(tf_variable, tf.distribute.DistributedValues):
             return ""
+        if (dim := divided_dim(tf_variable)) is not None:
+            return f"{_DIVIDED}{dim}"
         if id(tf_variable) in self._accumulators:
             return "sum" if self._local().apart else ""
         if getattr(tf_variable, "synchronization", None) != tf.VariableSynchronization.ON_READ:
@@ -218,12 +244,31 @@ class TrainingVariables:
             return
         value = _required(tensors, f"{_COMMON}/{number}", _name(variable))
         tf_variable = underlying(variable)
-        if not isinstance(tf_variable, tf.distribute.DistributedValues):
+        if not isinstance(tf_variable, tf.distribute.DistributedValues) or _dim_of(variable) is not None:
             tf_variable.assign(value)
             return
         apart = holds_parts(variable)  # one device wrote the whole: replica 0 gets it, the others get zeros
         for replica, part in {id(part): (replica, part) for replica, part in self._parts(variable)}.values():
             part.assign(tf.zeros_like(part) if apart and replica else value)
+
+    def _write_divided(
+        self, number: int, variable: Any, entry: Entry, tensors: Mapping[str, Any], replicas: int
+    ) -> None:
+        """Assigns a weight that the replicas which wrote the checkpoint had divided."""
+        parts = {r: _required(tensors, f"{_OWN}/{number}/{r}", entry.name) for r in range(replicas)}
+        dim = entry.divided_dim
+        if replicas == self._layout.replicas and _dim_of(variable) == dim:
+            for replica, part in self._parts(variable):
+                part.assign(parts[replica])
+            return
+        whole = tf.concat([parts[replica] for replica in range(replicas)], axis=dim)
+        if tuple(whole.shape) != entry.shape:
+            raise CheckpointError(
+                f"The checkpoint's parts of {entry.name} have the shape {tuple(whole.shape)} together, not "
+                f"{entry.shape}.",
+                hint="Delete it, or give this run another directory.",
+            )
+        self._write_common(number, variable, {f"{_COMMON}/{number}": whole})
 
     def _is_distributed(self, variable: Any) -> bool:
         return isinstance(underlying(variable), tf.distribute.DistributedValues)
@@ -279,6 +324,10 @@ def _first(variable: Any) -> Any:
     if isinstance(tf_variable, tf.distribute.DistributedValues):
         return tf_variable.values[0]
     return tf_variable
+
+
+def _dim_of(variable: Any) -> int | None:
+    return divided_dim(underlying(variable))
 
 
 def _name(variable: Any) -> str:

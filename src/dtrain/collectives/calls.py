@@ -23,10 +23,15 @@ import numpy as np
 
 from dtrain.errors import DataError, PeerMismatchError
 
-_SUM, _GATHER, _BROADCAST = 1, 2, 3
+_SUM, _GATHER, _BROADCAST, _SCATTER = 1, 2, 3, 4
 _KINDS = 0xFF  # the bits of a kind that name the call; the next ones hold `_mark`
 _OPERATION = 40  # the first bit of a kind that holds the number of the program's operation, up to the last
-_NAMES = {_SUM: "an all-reduce", _GATHER: "an all-gather", _BROADCAST: "a broadcast"}
+_NAMES = {
+    _SUM: "an all-reduce",
+    _GATHER: "an all-gather",
+    _BROADCAST: "a broadcast",
+    _SCATTER: "a reduce-scatter",
+}
 _NARROW = ("float16", "bfloat16")  # sent as they are, summed in float32
 
 # Up to this many bytes and workers, every worker sends its values to all others with the barrier's messages:
@@ -116,6 +121,37 @@ class Calls(abc.ABC):
             ]
             for group in _in_groups(vectors):
                 self._all_reduce(group)
+            return totals
+
+    def scattered_sums(self, values: Sequence[np.ndarray], rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        """Sums several arrays as `sums` does, bit for bit, and returns this worker's rows of each sum.
+
+        Args:
+            values: arrays of shape (rows of all workers, ...), as in `sum`.
+            rows: for each, the numbers of rows of all workers, one after another.
+
+        Raises:
+            PeerMismatchError, PeerMissingError: as `sum`.
+        """
+        with self._lock:
+            values = [np.asarray(value, order="C") for value in values]
+            size = sum(value.nbytes for value in values)
+            self._barrier(self._in_operation(_SCATTER | _mark([value.nbytes for value in values])), size)
+            divided = [
+                (value, _parts_of_rows(value, of_all)) for value, of_all in zip(values, rows, strict=True)
+            ]
+            terms = self._terms([value.reshape(-1)[parts[self.rank]] for value, parts in divided])
+            self._swap_all(
+                [
+                    self._for_others([raw(value.reshape(-1)[part]) for part in parts])
+                    for value, parts in divided
+                ],
+                [self._for_others([raw(term) for term in by_worker]) for by_worker in terms],
+            )
+            totals = []
+            for (value, _), of_all, by_worker in zip(divided, rows, terms, strict=True):
+                totals.append(self._buffers.take((of_all[self.rank], *value.shape[1:]), value.dtype))
+                self._sum_of(by_worker, totals[-1].reshape(-1))
             return totals
 
     def gather(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -323,6 +359,13 @@ def _parts_of(length: int, size: int) -> list[slice]:
     """The part of a vector that each worker sums, by worker."""
     bounds = [length * r // size for r in range(size + 1)]
     return [slice(*ends) for ends in itertools.pairwise(bounds)]
+
+
+def _parts_of_rows(value: np.ndarray, rows: Sequence[int]) -> list[slice]:
+    """The part of an array's elements that belongs to each worker, by worker."""
+    width = math.prod(value.shape[1:])
+    ends = [*itertools.accumulate(rows, initial=0)]
+    return [slice(begin * width, end * width) for begin, end in itertools.pairwise(ends)]
 
 
 def _aligned(size: int) -> int:

@@ -94,6 +94,21 @@ class CallOperations:
             tensor.set_shape(tf.TensorShape([None]).concatenate(value.shape[1:]))
         return gathered
 
+    def scattered_sums(self, values: Sequence[Any], rows: Sequence[Sequence[int]]) -> list[Any]:
+        """Sums tensors over all workers, of which each worker gets its rows, rounded once to their dtype.
+
+        Args:
+            values: the tensors.
+            rows: for each, the numbers of rows of all workers, one after another.
+        """
+        function = array_functions.ArrayFunction(
+            self._counted(lambda *arrays: self._calls.scattered_sums(arrays, rows))
+        )
+        results = self._operation(function, values)
+        for tensor, value, of_all in zip(results, values, rows, strict=True):
+            tensor.set_shape([of_all[self._calls.rank], *value.shape[1:]])
+        return results
+
     def broadcast(self, value: Any) -> Any:
         """Returns the first worker's value of a tensor."""
         (result,) = self._operation(self._broadcast, [value])

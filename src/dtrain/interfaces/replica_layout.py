@@ -18,6 +18,8 @@ class ReplicaLayout:
         worker: this process' number among them, from 0.
         local_replicas: the number of replicas in this process.
         central: whether weights and optimizer state exist once for all replicas.
+        divided: whether each replica holds a part of the weights and of the optimizer's state
+            (`divided_weights.py`).
         sums: names what all-reduces between workers (`Transport.sums`). Results of different ones may differ
             in their last bits. "" with one worker.
         gradient_hook: changes how gradients are reduced; None for a plain all-reduce.
@@ -28,6 +30,7 @@ class ReplicaLayout:
     worker: int = 0
     local_replicas: int = 1
     central: bool = False
+    divided: bool = False
     sums: str = ""
     gradient_hook: GradientHook | None = None
     cross_device_sums: bool = False

@@ -22,6 +22,14 @@ class ProcessCommunication(Protocol):
     def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The processes' tensors, one after another along the first dimension; their lengths may differ."""
 
+    def reduce_scatter(self, tensors: Sequence[tf.Tensor], rows: Sequence[Sequence[int]]) -> list[tf.Tensor]:
+        """The sums of the processes' tensors, of which each process gets its rows.
+
+        Args:
+            tensors: the tensors.
+            rows: for each, the numbers of rows of all processes, one after another.
+        """
+
 
 class OneProcess:
     """Null object: all replicas are in this process."""
@@ -31,6 +39,10 @@ class OneProcess:
         return list(tensors)
 
     def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The tensors as they are."""
+        return list(tensors)
+
+    def reduce_scatter(self, tensors: Sequence[tf.Tensor], rows: Sequence[Sequence[int]]) -> list[tf.Tensor]:
         """The tensors as they are."""
         return list(tensors)
 
@@ -68,6 +80,26 @@ class Collectives:
         """The rows of each value's parts, of all replicas, in their order."""
         own = [tensors[0] if len(tensors) == 1 else tf.concat(tensors, axis=0) for tensors in parts]
         return self._on_each(self._processes.all_gather(own), parts)
+
+    def scattered_sums(
+        self, rows: Sequence[Sequence[int]], own_rows: Sequence[Sequence[int]], parts: Parts
+    ) -> Parts:
+        """Of the sum of each value's parts over all replicas, each replica's own rows.
+
+        Args:
+            rows: for each value, the numbers of rows of all processes, one after another.
+            own_rows: for each value, the numbers of rows of the replicas of this process.
+            parts: the parts.
+        """
+        sums = self._processes.reduce_scatter([sum_in_order(tensors) for tensors in parts], rows)
+        scattered = []
+        for total, sizes in zip(sums, own_rows, strict=True):
+            first, *others = tf.split(total, sizes) if len(sizes) > 1 else [total]
+            scattered.append([first])
+            for place, value in enumerate(others, 1):
+                with tf.device(self._devices[place] if self._devices else None):
+                    scattered[-1].append(tf.identity(value))
+        return scattered
 
     def _on_each(self, values: Sequence[tf.Tensor], parts: Parts) -> Parts:
         """Values that are on the first device, sent to each device once: what follows is computed there."""

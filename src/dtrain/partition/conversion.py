@@ -19,8 +19,18 @@ from dtrain.partition.layouts import (
     ListOf,
     RowCount,
     Sharded,
+    WeightRows,
 )
-from dtrain.partition.nodes import ALL_GATHER, ALL_REDUCE, Builder, NodeBlock, Ref, attribute
+from dtrain.partition.nodes import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    Builder,
+    Node,
+    NodeBlock,
+    Ref,
+    attribute,
+)
 from dtrain.partition.replicas import Replicas, RowGroup
 from dtrain.partition.traced import Shape
 from dtrain.partition.values import Value
@@ -40,10 +50,13 @@ class LayoutConversion:
     Attributes:
         replicas: as given.
         build: appends nodes.
+        pins: what has run before a weight is gathered: nodes of what is computed with it. Without them, a
+            step would gather all weights as soon as it begins, and hold them all.
     """
 
     def __init__(self, replicas: Replicas) -> None:
         self.replicas = replicas
+        self.pins: tuple[Node, ...] = ()
         self.build = Builder(NodeBlock(), replicas.here)
         self._groups: dict[Hashable, RowGroup] = {}
         self._idle: list[Ref] = []
@@ -64,6 +77,8 @@ class LayoutConversion:
         """The whole value on each replica: by an all-reduce, an all-gather, or because it is there."""
         if value.replicated:
             return value
+        if value.of_weight:  # gathered again by each operation that needs it, so that none keeps it
+            return self._gathered_weight(value)
         key = self.build.block
         if key not in value.whole:
             value.whole[key] = self._made_whole(value)
@@ -114,6 +129,32 @@ class LayoutConversion:
         known = {**attributes, "shape": value.shape, "made_by": value.tensor and value.tensor.origin.op}
         refs = self.build.node(kind, parts, known, [value.dtype] * self.replicas.here)
         return Value(refs, REPLICATED, value.shape, tensor=value.tensor)
+
+    def _gathered_weight(self, value: Value) -> Value:
+        """A divided weight, whole, gathered when what it is needed with has been computed."""
+        dim, rows = value.division.dim, value.division.rows
+        outer, build = self.build.control, self.build
+        build.control = [(*before, *self.pins) for before in outer]
+        try:
+            known = {"dim": dim, "rows": rows, "pins": self.pins}
+            return self._communicated(ALL_GATHER, value, value.parts, known)
+        finally:
+            build.control = outer
+
+    def _scattered(self, value: Value, layout: Sharded) -> Value:
+        """A sum that is not made yet, of which each replica gets what it holds of a weight."""
+        key = self.build.block, layout
+        if key not in value.scattered:
+            here, first = self.replicas.here, self.replicas.first
+            sizes = layout.rows.group.of_replicas(self.replicas.world)  # type: ignore[attr-defined]
+            known = {
+                "dim": layout.dim,
+                "rows": [sum(sizes[place : place + here]) for place in range(0, len(sizes), here)],
+                "own_rows": sizes[first : first + here],
+            }
+            made = self._communicated(REDUCE_SCATTER, value, value.parts, known)
+            value.scattered[key] = Value(made.parts, layout, value.shape)
+        return value.scattered[key]
 
     def _on_each(self, value: Ref) -> tuple[Ref, ...]:
         """A value that is on one device, sent to each of the others once: what follows is computed there."""
@@ -183,6 +224,8 @@ class LayoutConversion:
         """
         if value.layout == layout:
             return value
+        if layout.of_weight and value.partial and value.mark is None and self.build.block not in value.whole:
+            return self._scattered(value, layout)
         value = self.whole(value)
         if value.sizes[layout.dim] == 1:
             return value
@@ -347,6 +390,17 @@ class LayoutConversion:
     def group(self, rows: RowCount) -> RowGroup:
         """How many rows of a group each replica has; what counts them has a factor beside it."""
         return self._groups[rows.group]
+
+    def define_weight_rows(self, layout: Sharded) -> None:
+        """Defines the row group of weights that are divided in this way."""
+        build, first, here = self.build, self.replicas.first, self.replicas.here
+        rows: WeightRows = layout.rows.group  # type: ignore[assignment]
+        sizes = rows.of_replicas(self.replicas.world)
+        begins = np.cumsum([0, *sizes])
+        local = tuple(build.constant(size, tf.int32) for size in sizes[first : first + here])
+        begin = tuple(build.constant(start, tf.int32) for start in begins[first : first + here])
+        total = build.constant(rows.number, tf.int32)
+        self._groups[rows] = RowGroup(local, begin, total, rows.number, local)
 
     def define_group(
         self, key: Hashable, sizes: Ref, *, some_idle: bool = False, known: int | None = None

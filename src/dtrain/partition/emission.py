@@ -21,6 +21,7 @@ from dtrain.partition.nodes import (
     COLLECTIVES,
     INPUT,
     LOOP,
+    REDUCE_SCATTER,
     Node,
     NodeBlock,
     Ref,
@@ -92,7 +93,7 @@ class Emission:
                     nodes = after
             self._make(nodes, made, tokens, device)
             collectives = [node for node in levels[level] if node.type in COLLECTIVES]
-            self._communicate(collectives, made, nested=outer is not None)
+            self._communicate(collectives, made, tokens, nested=outer is not None)
         return [made[ref] for ref in block.outputs]
 
     def _make(
@@ -213,13 +214,17 @@ class Emission:
         tokens.update(zip(silent, tensors[len(wanted) :], strict=True))
         tokens.update((node, made[Ref(node)]) for node in nodes if node.dtypes)
 
-    def _communicate(self, nodes: list[Node], made: dict[Ref, tf.Tensor], *, nested: bool) -> None:
-        """Makes the collectives of one round: all sums in one call, and all gathers in another."""
+    def _communicate(
+        self, nodes: list[Node], made: dict[Ref, tf.Tensor], tokens: Mapping[Node, tf.Tensor], *, nested: bool
+    ) -> None:
+        """Makes the collectives of one round: all of a kind in one call."""
         together = self._communication
         sums = [node for node in nodes if node.type == ALL_REDUCE]
         marked = [node for node in sums if node.attributes["mark"] is not None]
         plain = [node for node in sums if node.attributes["mark"] is None]
+        scatters = [node for node in nodes if node.type == REDUCE_SCATTER]
         gathers = [node for node in nodes if node.type == ALL_GATHER]
+        pins = {node for gather in gathers for node in gather.attributes.get("pins", ())}
 
         def note(some: list[Node], make: Callable[[Parts], Parts], before: _Moved, after: _Moved) -> None:
             parts = [[before(made[ref], node) for ref in node.inputs] for node in some]
@@ -229,7 +234,15 @@ class Emission:
         marks = [node.attributes["mark"] for node in marked]
         note(marked, lambda parts: together.marked_sums(marks, parts, nested=nested), _shaped, _as_is)
         note(plain, lambda parts: together.sums(parts, nested=nested), _shaped, _as_is)
-        note(gathers, together.gathers, _rows_first, _rows_back)
+        rows, own_rows = ([node.attributes[key] for node in scatters] for key in ("rows", "own_rows"))
+        note(
+            scatters,
+            lambda parts: together.scattered_sums(rows, own_rows, parts),
+            _rows_of_sum_first,
+            _rows_back,
+        )
+        with tf.control_dependencies([tokens[node] for node in pins if node in tokens]):
+            note(gathers, together.gathers, _rows_first, _rows_back)
 
     def _control_flow(
         self, node: Node, made: dict[Ref, tf.Tensor], tokens: dict[Node, tf.Tensor], outer: int
@@ -318,6 +331,10 @@ def _rows_first(tensor: tf.Tensor, node: Node) -> tf.Tensor:
     if not (dim := node.attributes["dim"]):
         return tensor
     return tf.transpose(tensor, [dim, *range(dim), *range(dim + 1, len(node.attributes["shape"]))])
+
+
+def _rows_of_sum_first(tensor: tf.Tensor, node: Node) -> tf.Tensor:
+    return _rows_first(_shaped(tensor, node), node)
 
 
 def _rows_back(tensor: tf.Tensor, node: Node) -> tf.Tensor:

@@ -10,11 +10,27 @@ from collections.abc import Hashable
 
 
 @dataclasses.dataclass(frozen=True)
+class WeightRows:
+    """The key of the row group of a weight of which each replica holds some entries of one dimension.
+
+    Attributes:
+        number: the entries of the whole dimension.
+    """
+
+    number: int
+
+    def of_replicas(self, replicas: int) -> list[int]:
+        """How many entries each replica holds, one after another: as equally many as possible."""
+        least, more = divmod(self.number, replicas)
+        return [least + (replica < more) for replica in range(replicas)]
+
+
+@dataclasses.dataclass(frozen=True)
 class RowCount:
     """What a divided dimension counts: `factor` entries for each row of a row group.
 
     Attributes:
-        group: the key of the row group: the batch, or rows that were selected later.
+        group: the key of the row group: the batch, rows that were selected later, or `WeightRows`.
         factor: the number of entries for each of its rows.
     """
 
@@ -46,6 +62,11 @@ class Sharded:
 
     dim: int
     rows: RowCount
+
+    @property
+    def of_weight(self) -> bool:
+        """Whether a weight is divided, and not what is computed for each example."""
+        return isinstance(self.rows.group, WeightRows)
 
     def along(self, dim: int) -> Sharded:
         """The layout of the same rows along another dimension."""

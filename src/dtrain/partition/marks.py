@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from dtrain.partition.layouts import RowCount, Sharded, WeightRows
 from dtrain.partition.traced import TracedOperation
 from dtrain.partition.values import Value
 
@@ -18,6 +19,8 @@ _NAME = "dtrain_marked_"
 _MARKED = re.compile(_NAME + r"(\d+)(_\d+)?$")
 _OWNED = "dtrain_owned_"
 _BY_OWNER = re.compile(_OWNED + r"(\d+|elsewhere)(_\d+)?$")
+_LIKE_WEIGHT = "dtrain_like_weight_"
+_DIVIDED = re.compile(_LIKE_WEIGHT + r"(\d+)_of_(\d+)(_\d+)?$")
 _ADDING = ("Identity", "IdentityN", "AddV2", "AddN", "AssignAddVariableOp")
 
 
@@ -27,6 +30,20 @@ def marked(tensor: tf.Tensor, number: int) -> tf.Tensor:
     Outside of a step that is partitioned this changes nothing.
     """
     return tf.identity(tensor, name=f"{_NAME}{number}")
+
+
+def like_weight(tensor: tf.Tensor, shape: Sequence[int], dim: int) -> tf.Tensor:
+    """The same tensor, divided as a weight of a shape is that is divided along a dimension.
+
+    Outside of a step that is partitioned this changes nothing.
+    """
+    return tf.identity(tensor, name=f"{_LIKE_WEIGHT}{dim}_of_{shape[dim]}")
+
+
+def division_by(op: TracedOperation) -> Sharded | None:
+    """How `like_weight` divides an operation's result; None if it is another operation."""
+    match = _DIVIDED.search(op.name)
+    return Sharded(int(match[1]), RowCount(WeightRows(int(match[2])))) if match else None
 
 
 def of_owner(tensor: tf.Tensor, place: int | None, needed: Sequence[tf.Tensor]) -> tf.Tensor:

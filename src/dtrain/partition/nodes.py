@@ -16,9 +16,10 @@ import tensorflow as tf
 from dtrain.partition.traced import TracedOperation
 from dtrain.upstream.tf_tracing import JOINED
 
-INPUT, ALL_REDUCE, ALL_GATHER, BRANCH, LOOP = "Input", "AllReduce", "AllGather", "Branch", "Loop"
+INPUT, BRANCH, LOOP = "Input", "Branch", "Loop"
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "AllReduce", "AllGather", "ReduceScatter"
 """Types of nodes that are no operations of TensorFlow."""
-COLLECTIVES = (ALL_REDUCE, ALL_GATHER)
+COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER)
 _SUMS = ("Add", "AddN", "AddV2")
 
 
@@ -262,6 +263,17 @@ class Builder:
         sizes = self.stack([size if axis == dim else rest for axis in range(rank)])
         kinds = {"T": attribute(value.dtype), "Index": attribute(begin.dtype)}
         return self.node("Slice", [value, begins, sizes], kinds, [value.dtype], replica=replica)[0]
+
+    def rows_at(self, value: Ref, places: Ref) -> Ref:
+        """The rows of a value at some places."""
+        kinds = {"Tparams": value.dtype, "Tindices": places.dtype, "Taxis": tf.int32, "batch_dims": 0}
+        return self.op("GatherV2", [value, places, self.constant(0, tf.int32)], **kinds)
+
+    def column(self, matrix: Ref, index: int) -> Ref:
+        """A column of a matrix, as a vector."""
+        places, axis = self.constant(index, tf.int32), self.constant(1, tf.int32)
+        kinds = {"Tparams": matrix.dtype, "Tindices": tf.int32, "Taxis": tf.int32, "batch_dims": 0}
+        return self.op("GatherV2", [matrix, places, axis], **kinds)
 
     def first_entries(self, value: Ref, dim: int, size: Ref) -> Ref:
         """The first `size` entries of a dimension."""

@@ -11,7 +11,7 @@ from dtrain.partition import rules
 from dtrain.partition.communication import Collectives
 from dtrain.partition.conversion import BATCH
 from dtrain.partition.emission import Emission
-from dtrain.partition.layouts import REPLICATED, Layout, RowCount, Sharded
+from dtrain.partition.layouts import REPLICATED, Layout, RowCount, Sharded, WeightRows
 from dtrain.partition.nodes import NodeBlock
 from dtrain.partition.partitioner import Partitioner
 from dtrain.partition.plan import plan_of
@@ -29,6 +29,16 @@ def by_batch(dim: int = 0) -> Sharded:
     return Sharded(dim, RowCount(BATCH))
 
 
+def by_weight(shape: Sequence[int], dim: int) -> Sharded:
+    """The layout of a variable of which each replica holds some entries of a dimension.
+
+    Args:
+        shape: the shape of the whole variable.
+        dim: the dimension.
+    """
+    return Sharded(dim, RowCount(WeightRows(shape[dim])))
+
+
 class Partitioned:
     """A traced function, divided over replicas.
 
@@ -40,6 +50,7 @@ class Partitioned:
         copies: returns each replica's own tensor of a captured one, such as the handle of a variable's copy;
             None if the replicas share it.
         in_parts: whether a captured tensor is the handle of a variable of which each replica holds a part.
+        held: how the replicas divide a variable, given its captured handle; None if each has the whole.
 
     Attributes:
         block: what the replicas of this process compute.
@@ -59,6 +70,7 @@ class Partitioned:
         some_idle: bool = False,
         copies: Callable[[Any], Sequence[Any] | None] = lambda captured: None,
         in_parts: Callable[[Any], bool] = lambda captured: False,
+        held: Callable[[Any], Sharded | None] = lambda captured: None,
     ) -> None:
         graph = function.graph
         traced = read_graph(graph)
@@ -89,17 +101,22 @@ class Partitioned:
                 self.block.input(tensor.dtype, place if len(own) > 1 else None) for place in range(len(own))
             ]
             parts = tuple(refs if len(refs) > 1 else refs * replicas.here)
-            held = variables.get(id(captured))
+            whole_shape, division = variables.get(id(captured)), held(captured)
+            if division is not None:
+                step.define_weight_rows(division)
             inputs.append(
                 Value(
                     parts,
                     REPLICATED,
                     shape,
-                    variable_shape=held and static_shape(held),
+                    variable_shape=whole_shape and static_shape(whole_shape),
                     in_parts=in_parts(captured),
+                    held=division,
                 )
             )
-        outputs = [step.whole(value) for value in step.run(traced, inputs)]
+        results = step.run(traced, inputs)
+        step.pins = ()
+        outputs = [step.whole(value) for value in results]
         self.block.outputs = [value.parts[0] for value in outputs]
         self.plan = plan_of(self.block, step.gathered)
 

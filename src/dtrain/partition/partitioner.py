@@ -38,6 +38,8 @@ RULES: dict[str, Rule] = {}
 """The rules by the type of operation."""
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_NEED_NOT_WHOLE = ("Shape", "ShapeN", "Size", "IdentityN")
+_BRANCHING = (*_CALLS, "If", "StatelessIf", "Case", "StatelessCase")
 
 _OF_VARIABLES_IN_PARTS = ("VarIsInitializedOp", "VariableShape")
 """What needs nothing of a variable's value."""
@@ -45,19 +47,27 @@ _OF_VARIABLES_IN_PARTS = ("VarIsInitializedOp", "VariableShape")
 FOR_REPLICATED: set[str] = set()
 """The types whose rules are asked also if each replica has all inputs: of sizes and functions."""
 
+FOR_WEIGHTS: set[str] = set()
+"""The types that compute with the replicas' parts of divided weights, if no input has rows of the batch."""
 
-def rule(*types: str, for_replicated: bool = False) -> Callable[[Rule], Rule]:
+_VIEWS = ("Reshape", "Transpose", "ExpandDims", "Squeeze")
+
+
+def rule(*types: str, for_replicated: bool = False, for_weights: bool = False) -> Callable[[Rule], Rule]:
     """Registers a rule for these types of operations.
 
     Args:
         types: the types.
         for_replicated: whether the rule is asked, too, if each replica has all inputs.
+        for_weights: whether the rule divides the operation on divided weights, and not only on rows.
     """
 
     def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(types, function))
         if for_replicated:
             FOR_REPLICATED.update(types)
+        if for_weights:
+            FOR_WEIGHTS.update(types)
         return function
 
     return register
@@ -172,6 +182,11 @@ class Partitioner(LayoutConversion):
             return [
                 self.constant(array, tensor.dtype) for array, tensor in zip(arrays, op.outputs, strict=True)
             ]
+        if inputs and inputs[0].of_weight and all(value.constant is not None for value in inputs[1:]):
+            view = self._view(op, inputs)
+            if view is not None:
+                return [view]
+        inputs = self._weights_ready(op, inputs)
         variables = any(value.dtype == tf.resource for value in inputs)  # their rules make own values whole
         if self._alone and op.type not in _CALLS and not variables and any(value.local for value in inputs):
             return self._own_operation(op, inputs)
@@ -186,13 +201,67 @@ class Partitioner(LayoutConversion):
         # What a function returns was counted, and marked, where its operations made it.
         if not op.control_flow:
             carry_marks(op, inputs, outputs)
-        made_of_rows = any(value.sharded for value in inputs) and not op.control_flow
+        made_of_rows = any(value.sharded and not value.of_weight for value in inputs) and not op.control_flow
         return [self.counted(value) for value in outputs] if made_of_rows else outputs
 
     def _made(self, value: Value, op: TracedOperation) -> Value:
         """A value as an operation gets it: a sum that is made already is not made once more."""
         made = self.build.block in value.whole or (value.mark is not None and not keeps_mark(op))
         return self.whole(value) if value.partial and made else value
+
+    def _view(self, op: TracedOperation, inputs: list[Value]) -> Value | None:
+        """A divided weight that an operation arranges anew, which is done when it is whole; else None.
+
+        A replica then keeps what it holds, and each operation that needs the weight gathers it.
+        """
+        value = inputs[0]
+        if op.type == "Identity" and value.views:
+            return value
+        if op.type == "Cast" and value.views:
+            return dataclasses.replace(
+                value, parts=self.each(op, [value], value.layout)[0].parts, scattered={}
+            )
+        if op.type not in _VIEWS:
+            return None
+        views = (*value.views, (op, tuple(inputs[1:])))
+        return dataclasses.replace(value, views=views, shape=op.outputs[0].shape, scattered={})
+
+    def _weights_ready(self, op: TracedOperation, inputs: list[Value]) -> list[Value]:
+        """Divided weights as an operation needs them: as they are if it has no other rows, else whole."""
+        weights = [value for value in inputs if value.of_weight]
+        if not weights:
+            return inputs
+        others = [value for value in inputs if not value.of_weight]
+        self.pins = tuple(
+            {part.node: None for value in others for part in value.parts if not part.node.everywhere}
+        )
+        arranged = any(value.views for value in weights)
+        if op.type in _NEED_NOT_WHOLE or (not arranged and (op.type in _BRANCHING or self._is_function(op))):
+            return inputs
+        alike = len({(value.layout) for value in weights}) == 1 and not arranged
+        if op.type in FOR_WEIGHTS and alike and all(value.replicated or value.partial for value in others):
+            layout = weights[0].division
+            return [
+                self.divided(value, layout) if value.partial and value.shape == weights[0].shape else value
+                for value in inputs
+            ]
+        return [self.whole(value) if value.of_weight else value for value in inputs]
+
+    def whole(self, value: Value) -> Value:
+        """As `LayoutConversion.whole`; what arranges a divided weight anew is done then."""
+        if not value.views:
+            return super().whole(value)
+        first, _ = value.views[0]
+        whole = super().whole(dataclasses.replace(value, views=(), shape=first.inputs[0].shape))
+        for op, rest in value.views:
+            given, attributes = [whole, *rest], op.attributes | {"T": attribute(value.dtype)}
+
+            def part(place: int, op: Any = op, given: Any = given, attributes: Any = attributes) -> Ref:
+                parts = [each.parts[place] for each in given]
+                return self.build.node(op.type, parts, attributes, [value.dtype])[0]
+
+            whole = self.by_part(part, REPLICATED, op.outputs[0].shape)
+        return whole
 
     def adds_to_parts(self, op: TracedOperation) -> bool:
         """Whether variables of which each replica holds a part are all that gets an operation's result."""

@@ -10,11 +10,13 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from dtrain.partition.layouts import RowCount
-from dtrain.partition.nodes import ALL_GATHER, COLLECTIVES, Node, NodeBlock
+from dtrain.partition.nodes import ALL_GATHER, ALL_REDUCE, COLLECTIVES, REDUCE_SCATTER, Node, NodeBlock
 from dtrain.partition.traced import Shape, TracedOperation
 
-Kind = Literal["sum", "gather"]
-KINDS: tuple[Kind, ...] = ("sum", "gather")
+Kind = Literal["sum", "gather", "scatter"]
+KINDS: tuple[Kind, ...] = ("sum", "gather", "scatter")
+
+_KIND_OF: dict[str, Kind] = {ALL_REDUCE: "sum", ALL_GATHER: "gather", REDUCE_SCATTER: "scatter"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,7 +24,8 @@ class PlannedCollective:
     """One value that the replicas make whole together.
 
     Attributes:
-        kind: "sum" if each has a summand, "gather" if each has some of the rows.
+        kind: "sum" if each has a summand, "gather" if each has some of the rows, "scatter" if each has a
+            summand and gets some of the rows of the sum.
         made_by: the traced operation that computes the value; None if the partitioner made it.
         needed_by: the traced operation that needs it whole; None if it is a result of the function.
         round: the number of the round, from 1.
@@ -111,12 +114,12 @@ def _communications(block: NodeBlock, around: Node | None = None) -> Iterator[Pl
 def _communication(node: Node, around: Node | None) -> PlannedCollective:
     known: Any = node.attributes
     return PlannedCollective(
-        "gather" if node.type == ALL_GATHER else "sum",
+        _KIND_OF[node.type],
         known["made_by"],
         node.source,
         (around or node).level + 1,
         around is not None,
         node.dtypes[0],
         known["shape"],
-        (known["dim"], known["rows"]) if known.get("rows") else None,
+        (known["dim"], known["rows"]) if node.type == ALL_GATHER and known["rows"] else None,
     )

@@ -36,6 +36,9 @@ class Value:
         tensor: the traced tensor; None for a value that only the partitioned function has.
         variable_shape: of the handle of a variable, the variable's static shape.
         in_parts: of the handle of a variable, whether the sum of the replicas' copies is its value.
+        held: of the handle of a variable that is divided, how.
+        views: of a divided weight, the operations on the whole of it that are made when it is whole, each
+            with its other inputs: they only arrange its elements anew. `shape` is that of the last one.
         summed, kept: of axes that only the running step knows, those that surely are among them, and not.
         reserved: of a list that has no elements yet, the operation that made it, and its inputs.
         region: of each replica's own value, how the rows of its local region are divided.
@@ -50,12 +53,15 @@ class Value:
     tensor: TracedTensor | None = None
     variable_shape: Shape = None
     in_parts: bool = False
+    held: Sharded | None = None
+    views: tuple[tuple[TracedOperation, tuple[Value, ...]], ...] = ()
     summed: frozenset[int] = frozenset()
     kept: frozenset[int] = frozenset()
     reserved: tuple[TracedOperation, list[Value]] | None = None
     region: Sharded | None = None
     mark: int | None = None
     whole: dict[NodeBlock, Value] = dataclasses.field(default_factory=dict, repr=False)
+    scattered: dict[tuple[NodeBlock, Sharded], Value] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
     def dtype(self) -> tf.DType:
@@ -98,6 +104,11 @@ class Value:
     def sharded(self) -> Sharded | None:
         """Its layout, if it is divided."""
         return self.layout if isinstance(self.layout, Sharded) else None
+
+    @property
+    def of_weight(self) -> bool:
+        """Whether it is a divided weight, or computed from divided weights alone."""
+        return isinstance(self.layout, Sharded) and self.layout.of_weight
 
     @property
     def partial(self) -> bool:

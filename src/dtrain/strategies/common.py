@@ -279,7 +279,7 @@ class ReplicatedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[m
     """A variable with one copy for each replica."""
 
     def _update_cross_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
-        _note_host_write(self, value)
+        note_host_write(self, value)
         return super()._update_cross_replica(update_fn, value, **kwargs)
 
     def _update_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
@@ -303,7 +303,7 @@ class SummedVariable(ReadAsNumber, _SyncOnRead):  # type: ignore[misc]
         """As TensorFlow's, but exact for an integer that replicas sum."""
         with tf_variables.writes_whole(self) as whole:
             if whole:
-                _note_host_write(self, value)
+                note_host_write(self, value)
             if whole and self._sums_integers():
                 written = self._write_parts(value)
                 if not read_value:
@@ -342,7 +342,7 @@ class SummedVariable(ReadAsNumber, _SyncOnRead):  # type: ignore[misc]
         return tf.group([copy.assign(first if number == 0 else part) for number, copy in replicas])
 
 
-def _note_host_write(variable: Any, value: Any) -> None:
+def note_host_write(variable: Any, value: Any) -> None:
     """Notes what the program writes to all replicas of a variable at once; in a graph, nothing is noted."""
     if tf.executing_eagerly() and variable.distribute_strategy.dtrain_managed.layout.workers > 1:
         host_writes.note(variable.name, value)

@@ -127,6 +127,8 @@ class MultiWorkerMirroredStrategy(
         ```
     """
 
+    _divides_weights = False
+
     def __init__(
         self,
         cluster_resolver: Any = None,
@@ -148,6 +150,7 @@ class MultiWorkerMirroredStrategy(
             cluster_resolver = common.resolver_of(topology)
         replicas, gpus = _local_replicas(cluster_resolver)
         layout = ReplicaLayout(
+            divided=self._divides_weights,
             workers=1 if topology is None else topology.world_size,
             worker=0 if topology is None or topology.world_size == 1 else topology.rank,
             local_replicas=replicas,
@@ -164,7 +167,8 @@ class MultiWorkerMirroredStrategy(
             connected.abort_steps_with(abort_collectives)
         if not serverless and topology is not None and topology.is_chief:
             common.warn_of_servers(topology)
-        extended = _extended(self, cluster_resolver, options, serverless=serverless)
+        kind = self._extended_class(serverless=serverless)
+        extended = _extended(kind, self, cluster_resolver, options)
         tf.distribute.Strategy.__init__(self, extended)
         if topology is not None:
             join(topology, by_program=by_program)
@@ -175,6 +179,10 @@ class MultiWorkerMirroredStrategy(
         strategy_made(self)
         if layout.workers > 1:
             channel.report_connected()
+
+    def _extended_class(self, *, serverless: bool) -> Any:
+        """The class of the strategy's `extended`; unless `serverless`, it starts TensorFlow's server."""
+        return ServerlessExtended if serverless else MultiWorkerMirroredExtended
 
 
 def _options(options: Any, communication: Any) -> tuple[str, Any]:
@@ -213,12 +221,10 @@ def _local_replicas(resolver: Any) -> tuple[int, bool]:
     return (gpus, True) if gpus else (devices.planned("CPU"), False)
 
 
-def _extended(strategy: Any, resolver: Any, options: Any, *, serverless: bool) -> Any:
-    """Makes the strategy's `extended`; unless `serverless`, it starts TensorFlow's server and collectives."""
-    if serverless:
-        return ServerlessExtended(strategy, cluster_resolver=resolver, communication_options=options)
+def _extended(kind: Any, strategy: Any, resolver: Any, options: Any) -> Any:
+    """Makes the strategy's `extended`, of the given class."""
     try:
-        return MultiWorkerMirroredExtended(strategy, cluster_resolver=resolver, communication_options=options)
+        return kind(strategy, cluster_resolver=resolver, communication_options=options)
     except RuntimeError as error:
         if "program startup" not in str(error):
             raise

@@ -37,6 +37,29 @@ def variable_on(device: str, value: Any, dtype: Any, name: str | None) -> Any:
         return ResourceVariable(value, trainable=False, dtype=dtype, name=name)
 
 
+def variable_without_memory(device: str, shape: Any, dtype: Any, name: str, arguments: dict[str, Any]) -> Any:
+    """A variable that has a shape and no value: for traces whose operations are never run as they are.
+
+    Args:
+        device: the name of its device.
+        shape, dtype, name: of the variable.
+        arguments: those of its creator.
+    """
+    import tensorflow as tf
+    from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+    kept = {key: arguments.get(key) for key in ("trainable", "synchronization", "aggregation")}
+    with tf.device(device):
+        return UninitializedVariable(shape=shape, dtype=dtype, name=name, **kept)
+
+
+def in_one_device_trace() -> bool:
+    """Whether code is traced in which a distributed variable is its first copy (`one_device_tracing`)."""
+    from tensorflow.python.distribute import values_util
+
+    return bool(values_util.is_saving_non_distributed())
+
+
 def set_aggregation(variable: Any, aggregation: Any) -> None:
     """Changes how the replicas' values of a sync-on-read variable are combined."""
     variable._aggregation = aggregation

@@ -20,6 +20,7 @@ from dtrain.engine.callbacks.callback_lists import Stateless
 from dtrain.engine.replica.gradient_marks import GradientMarks
 from dtrain.engine.step.replica_communication import StrategyCollectives
 from dtrain.errors import ReplicaMismatchError
+from dtrain.interfaces.divided_weights import divided_dim
 from dtrain.interfaces.managed_strategy import layout_of
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.value_exchange import exchange
@@ -98,6 +99,7 @@ class Copies:
             for name, variable in named
             if isinstance(variable, tf.distribute.DistributedValues)
             and len(variable.values) == self._layout.local_replicas
+            and divided_dim(variable) is None
             and variable.synchronization != tf.VariableSynchronization.ON_READ
             and variable.dtype != tf.string
             and (variable.dtype.is_floating or not self._layout.average_every)

@@ -57,7 +57,7 @@ def shared_between_workers(callbacks: Sequence[Any], layout: ReplicaLayout) -> l
     paths = [_path(callback) for callback in callbacks]
     followed = _followed({path for path in paths if path is not None}, layout)
     return [
-        _follower(callback) if path in followed else callback
+        _follower(callback, layout) if path in followed else callback
         for callback, path in zip(callbacks, paths, strict=True)
     ]
 
@@ -84,11 +84,14 @@ def _path(callback: Any) -> str | None:
     return None
 
 
-def _follower(callback: Any) -> Any:
-    """What this worker runs in place of a callback whose files another worker writes."""
+def _follower(callback: Any, layout: ReplicaLayout) -> Any:
+    """What this worker runs in place of a callback whose files another worker writes.
+
+    Divided weights are read by all workers together, so a callback that reads them runs on all.
+    """
     if isinstance(callback, keras.callbacks.BackupAndRestore):
         return RestoreOnly(callback)
-    if keras_models.is_keras_own(callback):
+    if keras_models.is_keras_own(callback) and not layout.divided:
         return keras.callbacks.Callback()
     # A user's subclass may do more than write, so it still runs, but its files are discarded.
     quiet = copy.copy(callback)

@@ -26,9 +26,10 @@ from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.step.replica_communication import StrategyCollectives
 from dtrain.engine.step.steps import Program, silent_results, step_is_stock
 from dtrain.engine.synchronisation.accumulation import PARTS
+from dtrain.interfaces.divided_weights import divided_dim
 from dtrain.interfaces.replica_layout import ReplicaLayout
-from dtrain.partition.layouts import REPLICATED, Layout
-from dtrain.partition.partition import Partitioned, by_batch
+from dtrain.partition.layouts import REPLICATED, Layout, Sharded
+from dtrain.partition.partition import Partitioned, by_batch, by_weight
 from dtrain.partition.plan import Plan
 from dtrain.partition.replicas import Replicas
 from dtrain.upstream import keras_optimizers, tf_replicas, tf_tracing, tf_variables
@@ -77,6 +78,11 @@ class DividedFunction:
             variable = variables.get(id(captured))
             return variable is not None and (id(variable) in parts or is_in_parts(variable))
 
+        def division(captured: Any) -> Sharded | None:
+            variable = variables.get(id(captured))
+            dim = divided_dim(variable)
+            return None if variable is None or dim is None else by_weight(variable.shape, dim)
+
         self._divide = functools.partial(
             Partitioned,
             self._function,
@@ -84,6 +90,7 @@ class DividedFunction:
             Replicas(layout.local_replicas, layout.replicas, layout.first_replica, _devices(strategy)),
             copies=lambda captured: copies.get(id(captured)),
             in_parts=held_in_parts,
+            held=division,
         )
         self._divided: dict[bool, Partitioned] = {}
 

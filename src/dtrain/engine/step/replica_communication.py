@@ -42,6 +42,7 @@ class StrategyCollectives(Collectives):
         super().__init__(processes, tuple(strategy.extended.worker_devices))
         self._strategy = strategy
         self._marks = marks
+        self._worker = layout.worker
         self._by_tensorflow = layout.workers > 1 and calls is None
         self.waits: Waits | None = None
         self._cross_device = layout.cross_device_sums
@@ -83,6 +84,21 @@ class StrategyCollectives(Collectives):
         if not self._by_tensorflow:
             return super().gathers(parts)
         return self._in_replicas(lambda *own: [gather_examples(tensor) for tensor in own], parts)
+
+    def scattered_sums(
+        self, rows: Sequence[Sequence[int]], own_rows: Sequence[Sequence[int]], parts: Parts
+    ) -> Parts:
+        """As `Collectives.scattered_sums`; TensorFlow's collectives sum, and each replica takes its rows."""
+        if not self._by_tensorflow:
+            return super().scattered_sums(rows, own_rows, parts)
+        begins = [
+            [sum(of_all[: self._worker]) + sum(own[:place]) for place in range(len(own))]
+            for of_all, own in zip(rows, own_rows, strict=True)
+        ]
+        return [
+            [total[begin : begin + size] for total, begin, size in zip(totals, starts, own, strict=True)]
+            for totals, starts, own in zip(self.sums(parts, nested=False), begins, own_rows, strict=True)
+        ]
 
     def sizes(self, parts: Sequence[Any]) -> tf.Tensor:
         """The rows of the parts of a batch on all replicas, an int32 vector.
@@ -195,3 +211,8 @@ class _WorkerCalls:
         """As `ProcessCommunication.all_gather`."""
         gathered: list[tf.Tensor] = self._calls.gather(tensors)
         return gathered
+
+    def reduce_scatter(self, tensors: Sequence[tf.Tensor], rows: Sequence[Sequence[int]]) -> list[tf.Tensor]:
+        """As `ProcessCommunication.reduce_scatter`."""
+        sums: list[tf.Tensor] = self._calls.scattered_sums(tensors, rows)
+        return sums

@@ -149,6 +149,7 @@ def can_sum_locally(model: Any, layout: ReplicaLayout) -> bool:
     if (
         layout.replicas == 1
         or layout.central
+        or layout.divided
         or model.run_eagerly
         or not isinstance(optimizer, keras.optimizers.Optimizer)
     ):

@@ -18,10 +18,13 @@ from dtrain.engine.replica.gradients import check_averaged, on_present, sum_grad
 from dtrain.engine.replica.single_program import under_strategy
 from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.sharding.sharding_plan import broadcast_updates, plans
+from dtrain.interfaces.divided_weights import divided_dim
 from dtrain.interfaces.managed_strategy import is_asynchronous, is_managed, layout_of
 from dtrain.interfaces.scope_checks import check_optimizer_left_out, check_same_strategy
+from dtrain.partition.marks import like_weight
 from dtrain.upstream import keras_optimizers, tf_replicas
 from dtrain.upstream.reach import set_methods
+from dtrain.upstream.tf_variables import underlying
 
 _ACCUMULATOR = "gradient_accumulator"  # Keras' name of accumulated gradients, which are not sharded
 
@@ -81,12 +84,18 @@ def _in_single_program(original: Callable[..., Any], optimizer: Any, grads: list
     if variables is not None and not optimizer.built and layout_of(own) is not None:
         with under_strategy(own):
             optimizer.build(variables)
+    targets = keras_optimizers.trainable_variables_of(optimizer) if variables is None else variables
     marks = thread_state.gradient_marks
     if marks is not None:
-        grads = marks.mark(
-            grads, keras_optimizers.trainable_variables_of(optimizer) if variables is None else variables
-        )
+        grads = marks.mark(grads, targets)
+    grads = [_like_weight(gradient, target) for gradient, target in zip(grads, targets, strict=False)]
     return original(optimizer, grads, variables)
+
+
+def _like_weight(gradient: Any, weight: Any) -> Any:
+    """A gradient, divided as its weight is if that is divided: each replica needs what it holds of it."""
+    dim = divided_dim(underlying(weight)) if isinstance(gradient, tf.Tensor) else None
+    return gradient if dim is None else like_weight(gradient, weight.shape, dim)
 
 
 def _in_own_scope(original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: Any) -> Any:

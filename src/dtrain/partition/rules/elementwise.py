@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from dtrain.partition.layouts import PARTIAL, REPLICATED, Entry, Layout, RowCount, Sharded
-from dtrain.partition.marks import place_of_owner
+from dtrain.partition.marks import division_by, place_of_owner
 from dtrain.partition.partitioner import Partitioner, rule
 from dtrain.partition.rules.lists import lists_alike
 from dtrain.partition.traced import TracedOperation
@@ -172,12 +172,12 @@ def stays_partial(value: Value, others: list[Value]) -> bool:
     return value.tensor is None or all(consumer.type in _LINEAR for consumer in value.tensor.consumers)
 
 
-@rule(*UNARY)
+@rule(*UNARY, for_weights=True)
 def _unary(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     return step.each(op, inputs, inputs[0].layout) if inputs[0].sharded else None
 
 
-@rule("Cast", for_replicated=True)
+@rule("Cast", for_replicated=True, for_weights=True)
 def _cast(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     (value,) = inputs
     target = op.outputs[0].dtype
@@ -198,20 +198,23 @@ def _bitcast(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> lis
     return step.each(op, inputs, inputs[0].layout) if inputs[0].sharded and same_size else None
 
 
-@rule("Neg", "Real", "Imag", "Conj")
+@rule("Neg", "Real", "Imag", "Conj", for_weights=True)
 def _linear(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     return None if inputs[0].counts_rows else step.each(op, inputs, inputs[0].layout)
 
 
-@rule("Identity", "StopGradient", "PreventGradient", "Snapshot", for_replicated=True)
+@rule("Identity", "StopGradient", "PreventGradient", "Snapshot", for_replicated=True, for_weights=True)
 def _identity(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     (value,) = inputs
+    division = division_by(op)
+    if division is not None and not value.sharded:
+        return [step.divided(value, division)]
     (output,) = step.each(op, inputs, value.layout, entries=[value.entries])
     output.constant = value.constant
     return [output]
 
 
-@rule("IdentityN", for_replicated=True)
+@rule("IdentityN", for_replicated=True, for_weights=True)
 def _identities(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     """One operation would make each output wait for all inputs, and collectives wait for each other."""
     owned, owner = place_of_owner(op)
@@ -224,7 +227,7 @@ def _identities(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> 
             value.layout,
             value.shape,
         )
-        if not value.counts_rows
+        if not (value.counts_rows or value.views)
         else value
         for value in inputs
     ]
@@ -248,7 +251,7 @@ def _of_owner(step: Partitioner, op: TracedOperation, inputs: list[Value], owner
     ]
 
 
-@rule("ZerosLike", "OnesLike")
+@rule("ZerosLike", "OnesLike", for_weights=True)
 def _like(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     (value,) = inputs
     if value.counts_rows:
@@ -256,7 +259,7 @@ def _like(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[V
     return step.each(op, inputs, value.layout if value.sharded or value.listed else REPLICATED)
 
 
-@rule("SelectV2", "Select", *_SUMS, *NARY)
+@rule("SelectV2", "Select", *_SUMS, *NARY, for_weights=True)
 def _elementwise(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     if op.outputs[0].dtype == tf.variant:
         return lists_alike(step, op, inputs)

@@ -17,7 +17,7 @@ def axes_of(axes: Value, rank: int) -> list[int] | None:
     return None if axes.constant is None else sorted({int(axis) % rank for axis in axes.constant.reshape(-1)})
 
 
-@rule("Sum", "Mean", "Max", "Min", "All", "Any", "Prod", "EuclideanNorm")
+@rule("Sum", "Mean", "Max", "Min", "All", "Any", "Prod", "EuclideanNorm", for_weights=True)
 def _reduction(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     value, axes_value = inputs
     if value.counts_rows:
@@ -92,7 +92,8 @@ def _combined(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> li
     (own,) = step.each(op, inputs, PARTIAL)
     build = step.build
     shape = None if own.shape is None else (step.replicas.world, *own.shape)
-    rows = step.counted_rows([build.expand(part, 0) for part in own.parts])
+    rows = [build.expand(part, 0) for part in own.parts]
+    rows = rows if inputs[0].of_weight else step.counted_rows(rows)
     known = {"dim": 0, "rows": None, "shape": shape, "made_by": op}
     (gathered,) = build.node(ALL_GATHER, rows, known, [own.dtype])
     types = {} if op.type in ("All", "Any") else {"T": own.dtype}
@@ -100,7 +101,7 @@ def _combined(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> li
     return [Value((ref,) * step.replicas.here, REPLICATED, own.shape)]
 
 
-@rule("L2Loss")
+@rule("L2Loss", for_weights=True)
 def _l2_loss(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     return step.each(op, inputs, PARTIAL) if inputs[0].sharded else None
 

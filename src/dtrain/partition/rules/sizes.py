@@ -7,6 +7,7 @@ without communication, since all replicas know how many rows each of them has.
 from __future__ import annotations
 
 import numpy as np
+import tensorflow as tf
 
 from dtrain.partition.layouts import REPLICATED, Entry, RowCount
 from dtrain.partition.partitioner import Partitioner, rule
@@ -23,8 +24,12 @@ def entries_of_shape(value: Value) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-@rule("Shape", "ShapeN", for_replicated=True)
+@rule("Shape", "ShapeN", for_replicated=True, for_weights=True)
 def _shape(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    if any(value.of_weight for value in inputs):
+        return [
+            _whole_shape(step, value, tensor.dtype) for value, tensor in zip(inputs, op.outputs, strict=True)
+        ]
     if any(value.shape is None for value in inputs):
         return None if any(value.sharded for value in inputs) else step.each(op, inputs, layout_of_sizes(()))
     entries = [entries_of_shape(value) for value in inputs]
@@ -35,12 +40,26 @@ def _shape(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[
     return outputs
 
 
-@rule("Size")
+def _whole_shape(step: Partitioner, value: Value, dtype: tf.DType) -> Value:
+    """The shape of one of several values, of which one is a divided weight."""
+    if value.of_weight:
+        return step.constant(np.array(value.sizes), dtype)
+    entries = None if value.shape is None else entries_of_shape(value)
+    shape = step.by_part(
+        lambda place: step.build.shape(value.parts[place], dtype),
+        layout_of_sizes(entries or ()),
+        (value.rank,),
+    )
+    shape.entries = entries
+    return shape
+
+
+@rule("Size", for_weights=True)
 def _size(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     (value,) = inputs
     if value.partial:
         return step.each(op, inputs, layout_of_sizes(()))
-    if not value.sharded and (number := product(value.shape)) is not None:
+    if (not value.sharded or value.of_weight) and (number := product(value.shape)) is not None:
         return [step.constant(np.array(number), op.outputs[0].dtype)]
     return _product(step, op, inputs, entries_of_shape(value)) if value.sharded and value.shape else None
 

@@ -1,8 +1,16 @@
-"""Rules for variables: each replica has a copy of the whole value, or a part, and the sum is the value."""
+"""Rules for variables.
+
+Each replica has a copy of the whole value; or a part, and the sum is the value; or some entries of one
+dimension of a variable that is divided.
+"""
 
 from __future__ import annotations
 
-from dtrain.partition.layouts import PARTIAL, REPLICATED
+import numpy as np
+import tensorflow as tf
+
+from dtrain.partition.layouts import PARTIAL, REPLICATED, Sharded
+from dtrain.partition.nodes import Ref, attribute
 from dtrain.partition.partitioner import Partitioner, rule
 from dtrain.partition.traced import TracedOperation
 from dtrain.partition.values import Value
@@ -11,17 +19,17 @@ from dtrain.partition.values import Value
 @rule("ReadVariableOp", for_replicated=True)
 def _read(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     (handle,) = inputs
-    (output,) = step.each(op, inputs, PARTIAL if handle.in_parts else REPLICATED)
+    (output,) = step.each(op, inputs, handle.held or (PARTIAL if handle.in_parts else REPLICATED))
     if output.shape is None:  # in the body of a loop
         output.shape = op.outputs[0].shape = handle.variable_shape
     return [output]
 
 
-@rule("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+@rule("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", for_weights=True)
 def _assign(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
-    """All copies are assigned the same; of a variable in parts, each replica assigns its part."""
+    """All copies are assigned the same; of a variable in parts, or divided, each replica assigns its own."""
     handle, value = inputs
-    value = step.as_partial(value) if handle.in_parts else step.whole(value)
+    value = step.with_layout(value, handle.held or (PARTIAL if handle.in_parts else REPLICATED))
     return step.each(op, [handle, value], REPLICATED)
 
 
@@ -34,16 +42,77 @@ def _assign(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list
     "ResourceScatterUpdate",
 )
 def _scatter(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
-    """All replicas scatter the same; into a variable in parts, all but the first replica scatter zeros."""
+    """All replicas scatter the same; into a variable in parts, all but the first replica scatter zeros.
+
+    Into a divided variable, each replica scatters the rows that it holds.
+    """
     handle, indices, updates = (step.whole(value) for value in inputs)
+    if handle.held:
+        return _scatter_own(step, op, handle, indices, updates)
     if handle.in_parts:
         updates = step.as_partial(updates)
     return step.each(op, [handle, indices, updates], REPLICATED)
 
 
+def _scatter_own(
+    step: Partitioner, op: TracedOperation, handle: Value, indices: Value, updates: Value
+) -> list[Value] | None:
+    """Scatters those rows that a replica holds, counted from its first."""
+    held = handle.held
+    by_index = not op.type.startswith("ResourceScatterNd")
+    if held is None or held.dim != 0 or updates.shape is None or indices.rank is None:
+        raise ValueError("it changes entries of a divided variable, whose division it does not know")
+    build, group = step.build, step.group(held.rows)
+    flat = build.reshape(indices.parts[0], (-1,) if by_index else (-1, indices.sizes[-1]))
+    tail = updates.sizes[indices.rank if by_index else indices.rank - 1 :]
+    values = build.reshape(updates.parts[0], (-1, *tail))
+    rows = flat if by_index else build.column(flat, 0)
+
+    def own(place: int) -> tuple[Ref, Ref]:
+        first, count = (build.cast(refs[place], flat.dtype) for refs in (group.begin, group.local))
+        from_first = build.binary("Sub", rows, first)
+        not_before = build.op(
+            "GreaterEqual", [from_first, build.constant(0, flat.dtype)], tf.bool, T=flat.dtype
+        )
+        not_after = build.op("Less", [from_first, count], tf.bool, T=flat.dtype)
+        here = build.op("LogicalAnd", [not_before, not_after], tf.bool)
+        places = build.reshape(build.op("Where", [here], tf.int64, T=tf.bool), (-1,))
+        moved = flat
+        if by_index:
+            moved = from_first
+        else:
+            offset = build.stack(
+                [first, *[build.constant(0, flat.dtype)] * (int(indices.sizes[-1] or 1) - 1)]
+            )
+            moved = build.binary("Sub", flat, offset)
+        return build.rows_at(moved, places), build.rows_at(values, places)
+
+    for place in range(step.replicas.here):
+        own_indices, own_updates = own(place)
+        build.node(
+            op.type,
+            [handle.parts[place], own_indices, own_updates],
+            op.attributes,
+            [],
+            stateful=True,
+            replica=place,
+        )
+    return []
+
+
+@rule("VariableShape", for_replicated=True)
+def _shape(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    (handle,) = inputs
+    if handle.held is None or handle.variable_shape is None:
+        return step.each(op, inputs, REPLICATED)
+    return [step.constant(np.array(handle.variable_shape), op.outputs[0].dtype)]
+
+
 @rule("ResourceGather")
 def _gather(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     handle, indices = inputs
+    if handle.held and not op.attribute("batch_dims"):
+        return _gather_of_divided(step, op, handle, handle.held, indices)
     indices = indices if indices.sharded and not handle.in_parts else step.whole(indices)
     if op.attribute("batch_dims"):
         return None
@@ -51,3 +120,25 @@ def _gather(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list
     if output.shape is None and handle.variable_shape is not None and indices.shape is not None:
         output.shape = op.outputs[0].shape = indices.shape + handle.variable_shape[1:]
     return [output]
+
+
+def _gather_of_divided(
+    step: Partitioner, op: TracedOperation, handle: Value, held: Sharded, indices: Value
+) -> list[Value]:
+    """Looks rows up in the whole variable."""
+    build, dtype = step.build, op.outputs[0].dtype
+    indices = indices if indices.sharded else step.whole(indices)
+    read = step.by_part(
+        lambda place: build.node(
+            "ReadVariableOp", [handle.parts[place]], {"dtype": attribute(dtype)}, [dtype]
+        )[0],
+        held,
+        handle.variable_shape,
+    )
+    table, axis = step.whole(read), build.constant(0, tf.int32)
+
+    def part(place: int) -> Ref:
+        kinds = {"Tparams": dtype, "Tindices": indices.dtype, "Taxis": tf.int32, "batch_dims": 0}
+        return build.op("GatherV2", [table.parts[place], indices.parts[place], axis], dtype, **kinds)
+
+    return [step.by_part(part, indices.layout, op.outputs[0].shape)]

@@ -1,0 +1,15 @@
+"""Weights that are divided over the replicas: each replica holds some entries of one dimension.
+
+A variable of a strategy that divides weights has the attribute `dtrain_divided_dim`. Its shape is that of the
+whole weight, and its `values` are what the replicas of this process hold.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def divided_dim(variable: Any) -> int | None:
+    """The dimension along which a variable of TensorFlow is divided; None if each replica has the whole."""
+    dim: int | None = getattr(variable, "dtrain_divided_dim", None)
+    return dim

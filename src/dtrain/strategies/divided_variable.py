@@ -1,0 +1,185 @@
+"""A variable of which each replica holds some entries of one dimension, in a form that Keras accepts."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from dtrain.errors import PeerMismatchError, StepError
+from dtrain.interfaces.managed_strategy import layout_of, managed
+from dtrain.partition.layouts import WeightRows
+from dtrain.strategies.common import Mirrored, ReadAsNumber, WithEntries, note_host_write
+from dtrain.upstream import tf_variables
+
+SMALLEST = 2**13
+"""Weights of fewer numbers are not divided by default: gathering takes longer than their memory is worth."""
+
+
+def dim_to_divide(shape: Sequence[int], replicas: int, smallest: int) -> int | None:
+    """The dimension along which a weight is divided: the first that divides it evenly, or nearly so.
+
+    Args:
+        shape: the shape of the weight.
+        replicas: the number of replicas.
+        smallest: the fewest numbers of a weight that is divided.
+
+    Returns:
+        The dimension; None if each replica has the whole weight, because it is small. Vectors always are.
+    """
+    if len(shape) < 2 or np.prod(shape, dtype=np.int64) < smallest or max(shape) < replicas:
+        return None
+    most = [-(-size // replicas) * replicas / size for size in shape]  # the largest part, over an even one
+    dim = int(
+        np.argmin([np.inf if size < replicas else excess for size, excess in zip(shape, most, strict=True)])
+    )
+    return dim
+
+
+class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc]
+    """A variable that is divided over the replicas. Outside of steps, each read gathers it.
+
+    So all workers must read it together, and write to it together.
+
+    Args:
+        strategy: its strategy.
+        value: the whole initial value.
+        dim: the dimension along which it is divided.
+        arguments: those of its creator.
+
+    Attributes:
+        dtrain_divided_dim: as `dim`.
+        values: what the replicas of this process hold.
+    """
+
+    def __init__(self, strategy: Any, value: Any, dim: int, arguments: dict[str, Any]) -> None:
+        layout = layout_of(strategy)
+        if layout is None:
+            raise ValueError("a variable is divided under a strategy that is not dtrain's")
+        sizes = WeightRows(int(value.shape[dim])).of_replicas(layout.replicas)
+        ends = np.cumsum(sizes)
+        places = range(layout.first_replica, layout.first_replica + layout.local_replicas)
+        self._bounds = [(int(ends[place] - sizes[place]), sizes[place]) for place in places]
+        self.dtrain_divided_dim = dim
+        devices = strategy.extended.worker_devices
+        name = arguments.get("name") or "Variable"
+        held = [
+            tf_variables.variable_on(device, part, value.dtype, name)
+            for device, part in zip(devices, self._own(value), strict=True)
+        ]
+        self._traced = tf_variables.variable_without_memory(
+            devices[0], value.shape, value.dtype, name, arguments
+        )
+        super().__init__(strategy, held, arguments.get("aggregation") or tf.VariableAggregation.NONE)
+        self._traced.handle._distributed_container = weakref.ref(self)
+
+    @property
+    def _primary(self) -> Any:
+        """What is traced as on one device uses this variable. It has the whole shape, and no memory."""
+        return self._traced
+
+    def _own(self, whole: Any) -> list[Any]:
+        """What the replicas of this process hold of a value."""
+        axis = self.dtrain_divided_dim
+        whole = tf.convert_to_tensor(whole)
+        return [tf.gather(whole, tf.range(begin, begin + size), axis=axis) for begin, size in self._bounds]
+
+    def _whole(self) -> Any:
+        """The whole value; all workers must ask for it."""
+        if not tf.distribute.in_cross_replica_context() and tf.distribute.has_strategy():
+            raise StepError(
+                f"The weight {self.name!r} is divided over the replicas, and was read in strategy.run.",
+                hint="train by fit, or by a train_step of your own",
+            )
+        rows = [_first(part.read_value(), self.dtrain_divided_dim) for part in self.values]
+        own = rows[0] if len(rows) == 1 else tf.concat(rows, axis=0)
+        calls = managed(self.distribute_strategy).calls
+        try:
+            (whole,) = [own] if calls is None else calls.gather([own])
+        except PeerMismatchError as error:
+            raise type(error)(
+                f"The weight {self.name!r} is divided over the workers, so all of them must read it "
+                f"together. {error.message}",
+                hint="read weights and save in every worker, and not in one of them alone (each writes the "
+                "whole model, to the same path if you like)",
+            ) from None
+        return _back(whole, self.dtrain_divided_dim)
+
+    def read_value(self) -> Any:
+        """The whole value."""
+        return super().read_value() if tf_variables.in_one_device_trace() else self._whole()
+
+    def value(self) -> Any:
+        """The whole value."""
+        return super().value() if tf_variables.in_one_device_trace() else self._whole()
+
+    def _dense_var_to_tensor(self, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
+        if tf_variables.in_one_device_trace():
+            return self._primary._dense_var_to_tensor(dtype, name, as_ref)
+        return tf.cast(self._whole(), dtype or self.dtype)
+
+    def sparse_read(self, indices: Any, name: Any = None) -> Any:
+        """The rows at some places."""
+        if tf_variables.in_one_device_trace():
+            return self._primary.sparse_read(indices, name=name)
+        return tf.gather(self._whole(), indices, name=name)
+
+    def _get(self) -> Any:
+        """The variable that a trace as on one device uses; elsewhere no single one has the value."""
+        if tf_variables.in_one_device_trace():
+            return self._primary
+        raise AttributeError(f"the variable {self.name!r} is divided over the replicas")
+
+    def _get_as_operand(self) -> Any:
+        return self.value()
+
+    def _written(self, method: str, indices: Any, updates: Any, name: Any) -> Any:
+        if tf_variables.in_one_device_trace():
+            return getattr(self._primary, method)(indices, updates, name)
+        change = {"add": tf.tensor_scatter_nd_add, "sub": tf.tensor_scatter_nd_sub}
+        scatter = change.get(method.rpartition("_")[2], tf.tensor_scatter_nd_update)
+        return self.assign(scatter(self._whole(), indices, updates))
+
+    def assign(self, value: Any, use_locking: bool = False, name: Any = None, read_value: bool = True) -> Any:
+        """Gives it a value, of the whole shape."""
+        return self._write("assign", value, use_locking, name, read_value)
+
+    def assign_add(
+        self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
+    ) -> Any:
+        """Adds a value of the whole shape."""
+        return self._write("assign_add", delta, use_locking, name, read_value)
+
+    def assign_sub(
+        self, delta: Any, use_locking: bool = False, name: Any = None, read_value: bool = True
+    ) -> Any:
+        """Subtracts a value of the whole shape."""
+        return self._write("assign_sub", delta, use_locking, name, read_value)
+
+    def _write(self, method: str, value: Any, use_locking: bool, name: Any, read_value: bool) -> Any:
+        if tf_variables.in_one_device_trace():
+            return getattr(self._primary, method)(value, use_locking, name, read_value)
+        whole = tf.convert_to_tensor(value, self.dtype)
+        if not self.shape.is_compatible_with(whole.shape):
+            raise ValueError(f"the variable {self.name!r} has the shape {self.shape}, and not {whole.shape}")
+        note_host_write(self, value)
+        for held, part in zip(self.values, self._own(whole), strict=True):
+            getattr(held, method)(part, read_value=False)
+        return self
+
+
+def _first(value: Any, dim: int) -> Any:
+    return (
+        tf.transpose(value, [dim, *(axis for axis in range(len(value.shape)) if axis != dim)])
+        if dim
+        else value
+    )
+
+
+def _back(value: Any, dim: int) -> Any:
+    if not dim:
+        return value
+    return tf.transpose(value, [*range(1, dim + 1), 0, *range(dim + 1, len(value.shape))])

@@ -1,0 +1,93 @@
+"""`FullyShardedStrategy`: weights, gradients and optimizer state divided over the replicas.
+
+A weight is divided along one dimension from the moment it is made. A step is traced as one device's, on
+variables that have the whole shape and no memory; the partitioner replaces them by what the replicas hold.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from dtrain.interfaces.managed_strategy import managed
+from dtrain.strategies.divided_variable import SMALLEST, DividedVariable, dim_to_divide
+from dtrain.strategies.multi_worker import (
+    MultiWorkerMirroredExtended,
+    MultiWorkerMirroredStrategy,
+    ServerlessExtended,
+)
+from dtrain.upstream import tf_variables
+
+
+class _Divides(MultiWorkerMirroredExtended):
+    """Mixin: divides variables that are large enough."""
+
+    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+        if self._layout.replicas == 1 or on_read or tf.is_symbolic_tensor(kwargs.get("initial_value")):
+            return super()._create_variable(next_creator, **kwargs)
+        value = tf_variables.initial_value(kwargs)
+        strategy = self._container_strategy()
+        dim = dim_to_divide(value.shape, self._layout.replicas, strategy.smallest)
+        if dim is None or not value.dtype.is_floating:
+            return super()._create_variable(next_creator, **{**kwargs, "initial_value": value})
+        calls = managed(strategy).calls
+        made = DividedVariable(strategy, value if calls is None else calls.broadcast(value), dim, kwargs)
+        self.dtrain_variables[next(self._numbers)] = made
+        return made
+
+    def update(self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True) -> Any:
+        """As in TensorFlow; a divided variable is written as a whole."""
+        if isinstance(var, DividedVariable):
+            return fn(var, *args, **(kwargs or {}))
+        return super().update(var, fn, args, kwargs, group)
+
+
+class _ServerlessDivides(_Divides, ServerlessExtended):
+    pass
+
+
+class FullyShardedStrategy(MultiWorkerMirroredStrategy):
+    """Synchronous training of models that are larger than a device.
+
+    Each replica holds a part of each large weight and of its optimizer state. A layer's weights are gathered
+    just before it computes, in the forward and in the backward pass, and dropped afterwards; a gradient is
+    summed into the parts that the replicas hold. The numbers are one device's.
+
+    With one process, its devices are the replicas.
+
+    Args:
+        cluster_resolver, communication_options, communication, memory_growth, peer_timeout: as those of
+            `MultiWorkerMirroredStrategy`.
+        smallest: weights of fewer numbers stay whole on each replica, and so do vectors, such as biases.
+
+    Raises:
+        DtrainError: as `MultiWorkerMirroredStrategy`.
+
+    Source: ZeRO-3 (arXiv 1910.02054), SimpleFSDP (arXiv 2411.00284).
+    """
+
+    _divides_weights = True
+
+    def __init__(
+        self,
+        cluster_resolver: Any = None,
+        communication_options: Any = None,
+        *,
+        communication: Any = None,
+        memory_growth: bool = True,
+        peer_timeout: float | None = None,
+        smallest: int = SMALLEST,
+    ) -> None:
+        self.smallest = smallest
+        super().__init__(
+            cluster_resolver,
+            communication_options,
+            communication=communication,
+            memory_growth=memory_growth,
+            peer_timeout=peer_timeout,
+        )
+
+    def _extended_class(self, *, serverless: bool) -> Any:
+        return _ServerlessDivides if serverless else _Divides
