@@ -21,7 +21,7 @@ from dtrain.engine.sharding.sharding_plan import broadcast_updates, plans
 from dtrain.interfaces.divided_weights import divided_dim
 from dtrain.interfaces.managed_strategy import is_asynchronous, is_managed, layout_of
 from dtrain.interfaces.scope_checks import check_optimizer_left_out, check_same_strategy
-from dtrain.partition.marks import like_weight
+from dtrain.partition.marks import dense_like_weight, like_weight
 from dtrain.upstream import keras_optimizers, tf_replicas
 from dtrain.upstream.reach import set_methods
 from dtrain.upstream.tf_variables import underlying
@@ -88,14 +88,25 @@ def _in_single_program(original: Callable[..., Any], optimizer: Any, grads: list
     marks = thread_state.gradient_marks
     if marks is not None:
         grads = marks.mark(grads, targets)
-    grads = [_like_weight(gradient, target) for gradient, target in zip(grads, targets, strict=False)]
+    grads = [
+        _like_weight(gradient, target, optimizer) for gradient, target in zip(grads, targets, strict=False)
+    ]
     return original(optimizer, grads, variables)
 
 
-def _like_weight(gradient: Any, weight: Any) -> Any:
-    """A gradient, divided as its weight is if that is divided: each replica needs what it holds of it."""
-    dim = divided_dim(underlying(weight)) if isinstance(gradient, tf.Tensor) else None
-    return gradient if dim is None else like_weight(gradient, weight.shape, dim)
+def _like_weight(gradient: Any, weight: Any, optimizer: Any) -> Any:
+    """A gradient, divided as its weight is if that is divided: each replica needs what it holds of it.
+
+    The slices of an embedding's gradient become dense for an optimizer of Keras' that updates weights. To it
+    both are the same, and another may update the rows of slices alone.
+    """
+    dim = None if gradient is None else divided_dim(underlying(weight))
+    if dim is None:
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        dense = keras_optimizers.updates_as_keras(optimizer)
+        return dense_like_weight(gradient, weight.shape, dim) if dense else gradient
+    return like_weight(gradient, weight.shape, dim)
 
 
 def _in_own_scope(original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: Any) -> Any:
