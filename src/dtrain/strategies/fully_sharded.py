@@ -65,6 +65,21 @@ class FullyShardedStrategy(MultiWorkerMirroredStrategy):
     Raises:
         DtrainError: as `MultiWorkerMirroredStrategy`.
 
+    Example:
+        ```python
+        # train.py, to be run by: dtrain launch --workers 2 train.py
+        import keras
+        import numpy as np
+
+        import dtrain
+
+        strategy = dtrain.FullyShardedStrategy()
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(256), keras.layers.Dense(1)])
+            model.compile("adam", "mse")
+        model.fit(np.ones((64, 64)), np.ones((64, 1)), verbose=0)
+        ```
+
     Source: ZeRO-3 (arXiv 1910.02054), SimpleFSDP (arXiv 2411.00284).
     """
 

@@ -129,12 +129,26 @@ _ENTRIES = (
             "ddp",
             "distributed",
             "distributeddataparallel",
-            "fsdp",
             "horovod",
             "multinode",
-            "zero",
         ),
         module="dtrain.strategies.multi_worker",
+    ),
+    StrategyEntry(
+        name="fully_sharded",
+        spans="workers",
+        made_by='FullyShardedStrategy(cluster_resolver, communication_options, communication="auto", '
+        "smallest=8192)",
+        purpose="models larger than a device, on several machines or processes",
+        updates="synchronous: weights are gathered layer by layer, gradients summed into the replicas' parts",
+        replicas="those of all workers",
+        failure="all workers resume from the last checkpoint, to "
+        "the bit; with `--workers MIN:MAX` also without those that do not start",
+        ease="one process a worker: `dtrain launch --workers N`, `TF_CONFIG` or an MPI start",
+        limits="no `strategy.run` and no `run_eagerly`; every worker reads and saves weights together",
+        synonyms=("fsdp", "zero3"),
+        suggested_for=("deepspeed", "modelparallel", "sharded", "zero"),
+        module="dtrain.strategies.fully_sharded",
     ),
     StrategyEntry(
         name="central_storage",

@@ -18,6 +18,7 @@ from typing import Any
 import keras
 
 from dtrain.base import safe_files
+from dtrain.errors import ConfigurationError
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.value_exchange import exchange
 from dtrain.upstream import keras_models
@@ -43,10 +44,21 @@ def shared_between_workers(callbacks: Sequence[Any], layout: ReplicaLayout) -> l
     Args:
         callbacks: the user's.
         layout: the strategy's.
+
+    Raises:
+        ConfigurationError: Keras' `BackupAndRestore` would save divided weights.
     """
     callbacks = list(callbacks)
     if layout.workers == 1:
         return callbacks
+    for callback in callbacks:
+        of_keras = isinstance(callback, keras.callbacks.BackupAndRestore) and _path(callback) is not None
+        if layout.divided and of_keras:
+            raise ConfigurationError(
+                "Keras' BackupAndRestore saves on one worker, and the model's weights are divided over the "
+                "workers.",
+                hint="use dtrain.BackupAndRestore, in which each worker saves what it holds",
+            )
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.ModelCheckpoint):
             set_methods(callback)

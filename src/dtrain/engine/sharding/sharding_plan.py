@@ -91,11 +91,12 @@ def shard(optimizer: Any) -> bool:
     """Plans to shard the state of an optimizer that is not built yet.
 
     Returns:
-        Whether the state will be sharded: only with several replicas that each have their own weights.
+        Whether the state will be sharded: only with several replicas that each have their own weights. A
+        strategy that divides the weights divides the state too.
     """
     strategy = keras_optimizers.strategy_of_optimizer(optimizer)
     layout = layout_of(strategy)
-    if layout is None or layout.replicas == 1 or layout.central:
+    if layout is None or layout.replicas == 1 or layout.central or layout.divided:
         return False
     plans[optimizer] = ShardingPlan(strategy=strategy, layout=layout, owners=[], slots={})
     set_methods(optimizer)

@@ -19,6 +19,7 @@ from dtrain.engine.replica.gradient_marks import GradientMarks
 from dtrain.engine.replica.single_program import as_single_program, making_variables
 from dtrain.engine.step.partitioned_steps import SingleProgram, is_in_parts
 from dtrain.engine.step.replica_communication import StrategyCollectives
+from dtrain.errors import ConfigurationError
 from dtrain.interfaces.replica_layout import ReplicaLayout
 
 _warned = False
@@ -29,6 +30,12 @@ class EagerProgram(SingleProgram):
 
     def __init__(self, model: Any, layout: ReplicaLayout, *, training: bool) -> None:
         global _warned
+        if layout.divided:
+            raise ConfigurationError(
+                "run_eagerly=True was set, and the model's weights are divided over the replicas: eager code "
+                "needs whole weights.",
+                hint="leave run_eagerly out, or debug the model under OneDeviceStrategy",
+            )
         super().__init__(model, layout, training=training)
         self._replicas = EagerReplicas(model.distribute_strategy, layout)
         if not _warned and layout.worker == 0:
