@@ -58,8 +58,11 @@ class FullyShardedStrategy(MultiWorkerMirroredStrategy):
     With one process, its devices are the replicas.
 
     Args:
-        cluster_resolver, communication_options, communication, memory_growth, peer_timeout: as those of
-            `MultiWorkerMirroredStrategy`.
+        cluster_resolver: as that of `MultiWorkerMirroredStrategy`, and so are the next four.
+        communication_options: as there.
+        communication: as there.
+        memory_growth: as there.
+        peer_timeout: as there, in seconds.
         smallest: weights of fewer numbers stay whole on each replica, and so do vectors, such as biases.
 
     Raises:
