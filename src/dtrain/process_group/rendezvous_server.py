@@ -19,17 +19,15 @@ from dtrain.base.tcp import accept
 from dtrain.environments.topology import Task, Topology
 from dtrain.process_group.logged_wait import LoggedWait
 from dtrain.process_group.proof import Handshake, ProofError
-from dtrain.process_group.rendezvous_lines import (
-    MESSAGE_LIMIT,
-    PROTOCOL,
+from dtrain.process_group.rendezvous_verdict import (
     Connection,
-    Lines,
     Verdict,
     handshake_of_first,
     mismatch,
     missing_error,
 )
 from dtrain.process_group.secret import Secret
+from dtrain.process_group.signed_frames import PROTOCOL, ForgedFrameError, SignedFrames
 
 HELLO_PATIENCE = 5.0  # seconds that each side gives the other for its first message
 _LINGER = 5.0  # seconds that the first task stays after a failure, to tell late tasks the reason
@@ -47,8 +45,7 @@ class Peer:
     sock: socket.socket
     hello_until: Deadline
     handshake: Handshake | None
-    lines: Lines | None = None  # None before the proof
-    inbox: bytes = b""
+    frames: SignedFrames | None = None  # None before the proof
     task: Task | None = None
     process: str = ""
 
@@ -127,9 +124,9 @@ class RendezvousServer:
         for peer in members:
             del self._peers[peer.sock]
         return {
-            peer.task: Connection(peer.sock, peer.lines.key())
+            peer.task: Connection(peer.sock, peer.frames)
             for peer in members
-            if peer.task is not None and peer.lines is not None
+            if peer.task is not None and peer.frames is not None
         }
 
     def _wait_for_all(self) -> None:
@@ -158,7 +155,7 @@ class RendezvousServer:
         sock.setblocking(False)
         peer = Peer(sock, self._clock.deadline(HELLO_PATIENCE), None)
         if self._secret is None:
-            peer.lines = Lines(None)
+            peer.frames = SignedFrames(None, connected=False)
         else:
             peer.handshake = handshake_of_first(self._secret, self._topology.address)
         self._peers[sock] = peer
@@ -182,10 +179,10 @@ class RendezvousServer:
             return
         except OSError:
             chunk = b""
-        if peer.lines is None and peer.handshake is not None:
+        if peer.frames is None and peer.handshake is not None:
             self._receive_proof(peer, peer.handshake, chunk)
-        elif peer.lines is not None:
-            self._receive_lines(peer, peer.lines, chunk)
+        elif peer.frames is not None:
+            self._receive_messages(peer, peer.frames, chunk)
 
     def _receive_proof(self, peer: Peer, handshake: Handshake, chunk: bytes) -> None:
         try:
@@ -203,20 +200,18 @@ class RendezvousServer:
             self._drop(peer)
         else:
             if handshake.proved:
-                peer.lines = Lines(handshake)
+                peer.frames = SignedFrames(handshake.key, connected=False)
 
-    def _receive_lines(self, peer: Peer, lines: Lines, chunk: bytes) -> None:
-        *received, peer.inbox = (peer.inbox + chunk).split(b"\n")
-        for line in received:
-            message = lines.decode(line)
-            if message is None:
-                return self._drop(peer)
-            self._handle(peer, message)
-            if peer.sock not in self._peers:
-                return None
-        if not chunk or len(peer.inbox) > MESSAGE_LIMIT:
+    def _receive_messages(self, peer: Peer, frames: SignedFrames, chunk: bytes) -> None:
+        try:
+            for message in frames.decode_messages(chunk):
+                self._handle(peer, message)
+                if peer.sock not in self._peers:
+                    return
+        except ForgedFrameError:
+            chunk = b""
+        if not chunk:
             self._drop(peer)
-        return None
 
     def _handle(self, peer: Peer, message: dict[str, Any]) -> None:
         if message["dtrain"] == "gave up" and peer.task is not None:
@@ -327,11 +322,11 @@ class RendezvousServer:
                 self._send(peer, kind, **content)
 
     def _send(self, peer: Peer, kind: str, /, **content: Any) -> None:
-        if peer.lines is None:
+        if peer.frames is None:
             return
         try:
             peer.sock.settimeout(1.0)
-            peer.sock.sendall(peer.lines.encode(kind, **content))
+            peer.sock.sendall(peer.frames.encode_message(kind, **content))
         except OSError:  # the peer is gone; its own time limit, or the launcher, reports that
             pass
         finally:
