@@ -338,6 +338,37 @@ def test_a_stranger_is_told_nothing_about_the_job(addresses: list[str], secret: 
     assert sorted(first.end()) == [1, 2] and [*second.end()] == [*third.end()] == [0]
 
 
+def test_a_task_may_give_up_as_soon_as_it_has_come(addresses: list[str]) -> None:
+    """Both messages come at once."""
+    first = Joining(addresses, 0, GivenClock())
+    frames = SignedFrames(None, connected=True)
+    hello = {"protocol": PROTOCOL, "job": "worker", "index": 1, "process": "p", "problem": ""}
+    with connected_to(addresses[0]) as sock:
+        sock.sendall(
+            frames.encode_message("hello", cluster={"worker": addresses}, **hello)
+            + frames.encode_message("gave up")
+        )
+        error = first.end()
+    assert isinstance(error, PeerMissingError) and f"Missing: worker 2 ({addresses[2]})." in str(error)
+
+
+@pytest.mark.parametrize(("kind", "index"), [("hello", 2), ("hello", None), ("gave up", 1)])
+def test_a_task_that_has_proved_to_be_another_one_is_not_admitted(
+    addresses: list[str], kind: str, index: int | None
+) -> None:
+    first = Joining(addresses, 0, GivenClock(), secret=b"known to all")
+    with connected_to(addresses[0]) as sock:
+        task = Topology({"worker": tuple(addresses)}, "worker", 1).task
+        handshake = handshake_with_first(Secret(b"known to all", "a test"), task, addresses[0])
+        introduce(sock, handshake, REAL.deadline(SECONDS))
+        sock.settimeout(SECONDS)
+        frames = SignedFrames(handshake.key, connected=True)
+        sock.sendall(frames.encode_message(kind, job="worker", index=index, process="p"))
+        assert sock.recv(1) == b""
+    second, third = (Joining(addresses, rank, GivenClock(), secret=b"known to all") for rank in (1, 2))
+    assert sorted(first.end()) == [1, 2] and [*second.end()] == [*third.end()] == [0]
+
+
 def test_a_proof_for_another_job_of_the_same_user_is_refused(addresses: list[str]) -> None:
     """Both jobs share the user's secret, and a stranger carries all bytes from one to the other."""
     first = Joining(addresses, 0, GivenClock(), secret=b"of the user")
