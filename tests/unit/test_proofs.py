@@ -229,7 +229,7 @@ def test_a_message_counts_once_in_its_place_and_direction() -> None:
     assert [*other.decode_messages(first + second)] == [{"dtrain": "a"}] * 2
     for hostile in (first, second, b"".join(other.encode(255, 0, b'{"dtrain": "a"}')), reflected[:-1] + b"?"):
         with pytest.raises(ForgedFrameError, match="not signed"):
-            [*SignedFrames.decode_messages(other, hostile)]
+            [*other.decode_messages(hostile)]
         assert not other._inbox
     with pytest.raises(ForgedFrameError, match="not signed"):
         [*one.decode_messages(one.encode_message("a"))]

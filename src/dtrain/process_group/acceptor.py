@@ -86,14 +86,12 @@ class Acceptor(Generic[AnIntroduction]):
         self._stop.close()
 
     def run(self) -> None:
-        """Accept connections until `stop` is called, or a listener is closed."""
+        """Accept connections until `stop` is called."""
         running = [True]
         self.watch(self._stopped, running.clear)
         try:
             while running:
                 self.serve()
-        except OSError:
-            pass  # a listener is closed
         finally:
             self.close()
 
