@@ -73,6 +73,7 @@ GROUPS = (
                 "src/dtrain/ray/",
                 "src/dtrain/submit/",
                 "src/dtrain/base/clock.py",
+                "src/dtrain/base/json_messages.py",
                 "src/dtrain/base/tcp.py",
                 "src/dtrain/process_group/ranks.py",
             ),

@@ -192,7 +192,7 @@ class SimulatedTask(TaskHandle):
         """Reports a completed step."""
         assert self.task is not None
         count = number if done is None else done
-        self._report = Progress(self.task, self.pid, number, phase, seconds, own, train, count)
+        self._report = Progress(self.task, self.pid, number, phase, count, train, seconds, own)
         self.send(self._report)
 
     def trains(self, seconds: float, *, first: int = 1, each: float = 1.0) -> Steps:

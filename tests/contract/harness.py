@@ -1,7 +1,7 @@
 """Run the contract's programs for one strategy and compare what they return with one device.
 
-    python -m tests.contract.harness --strategy mirrored --engine dtrain
-    python -m tests.contract.harness --strategy multi_worker --engine stock --only fit_numpy,evaluate_predict
+    python -m tests.contract.harness --strategy mirrored
+    python -m tests.contract.harness --strategy multi_worker --only fit_numpy,save_whole_model
     python -m tests.contract.harness --strategy multi_worker --communication mpi
     python -m tests.contract.harness --list
 
@@ -61,7 +61,6 @@ class Job:
     """The processes of one strategy, which run one program at a time."""
 
     strategy: str
-    engine: str
     out: Path
     communication: str | None = None
     source: Path | None = None  # the `src` folder to import dtrain from; None takes the installed one
@@ -94,8 +93,8 @@ class Job:
             environment["PYTHONPATH"] = os.pathsep.join(path)
         for rank in range(len(tasks)):
             (self.out / f"ready.{rank}").unlink(missing_ok=True)
-        command = [sys.executable, "-m", "tests.contract.worker", "--strategy", self.strategy]
-        command += ["--engine", self.engine, "--out", str(self.out)]
+        command = [sys.executable, "-m", "tests.contract.worker"]
+        command += ["--strategy", self.strategy, "--out", str(self.out)]
         if self.communication is not None:
             command += ["--communication", self.communication]
         if self.communication == "mpi":
@@ -122,7 +121,7 @@ class Job:
         if not all(p.exists() for p in ready):
             tails = "\n".join(self._tail(rank) for rank in range(len(tasks)))
             self.stop()
-            raise RuntimeError(f"the workers of {self.strategy} ({self.engine}) did not start:\n{tails}")
+            raise RuntimeError(f"the workers of {self.strategy} did not start:\n{tails}")
 
     def _start_by_mpi(
         self, command: list[str], environment: dict[str, str], cluster: dict[str, list[str]]
@@ -280,7 +279,6 @@ def unequal_bits(first: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> 
 
 def run_strategy(
     strategy: str,
-    engine: str,
     names: Iterable[str],
     *,
     seconds: float = PROGRAM_SECONDS,
@@ -290,7 +288,7 @@ def run_strategy(
     """Run the named programs under one strategy; the reports by program name."""
     results: dict[str, Report] = {}
     out = Path(tempfile.mkdtemp(prefix="contract-"))
-    job = Job(strategy, engine, out, communication)
+    job = Job(strategy, out, communication)
     try:
         for name in names:
             results[name] = job.run(name, seconds)
@@ -313,7 +311,7 @@ def reference(entries: list[Listed], *, fresh: bool = False) -> dict[str, Report
     wanted = [e for e in entries if not e.is_property]
     missing = [e for e in wanted if known.get(e.name, ("",))[0] != e.digest]
     if missing:
-        reports = run_strategy("default", "stock", [e.name for e in missing])
+        reports = run_strategy("default", [e.name for e in missing])
         for entry in missing:
             if reports[entry.name]["status"] == "ok":
                 known[entry.name] = (entry.digest, reports[entry.name])
@@ -376,7 +374,6 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.contract.harness", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--strategy", choices=sorted(LAYOUTS), default="mirrored")
-    parser.add_argument("--engine", choices=["stock", "dtrain"], default="dtrain")
     parser.add_argument("--communication", help="what multi_worker's values travel by: ring, mpi")
     parser.add_argument("--only", help="program names, or beginnings of them, by commas")
     parser.add_argument("--out", type=Path, help="write the reports to this pickle")
@@ -440,7 +437,6 @@ def main() -> int:
     begun = time.monotonic()
     results = run_strategy(
         options.strategy,
-        options.engine,
         by_name,
         seconds=options.timeout,
         communication=options.communication,
@@ -449,7 +445,7 @@ def main() -> int:
     if options.out:
         options.out.write_bytes(pickle.dumps(results))
     took = time.monotonic() - begun
-    print(f"{options.strategy} ({options.engine}): {good} of {len(by_name)} programs hold, in {took:.0f} s")
+    print(f"{options.strategy}: {good} of {len(by_name)} programs hold, in {took:.0f} s")
     return 0 if good == len(by_name) else 1
 
 

@@ -42,10 +42,7 @@ def runs(request: pytest.FixtureRequest) -> Iterator[Runs]:
     with ThreadPoolExecutor(max_workers=2) as pool:
         made: Runs = {
             "default": pool.submit(harness.reference, [e for e in ENTRIES if e.name in needed]),
-            **{
-                s: pool.submit(harness.run_strategy, s, "dtrain", wanted[s], tell=tell)
-                for s in reversed(wanted)
-            },
+            **{s: pool.submit(harness.run_strategy, s, wanted[s], tell=tell) for s in reversed(wanted)},
         }
         yield made
         ended.set()

@@ -19,16 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from tests.programs.registry import Env, find
-from tests.programs.strategies import LAYOUTS, api
+from tests.programs.strategies import LAYOUTS
 
 from .mpi_starter import mpi_rank
 
 SEED = 1234
 
 
-def start(name: str, engine: str, communication: str | None = None) -> Any:
+def start(name: str, communication: str | None = None) -> Any:
     """Configure the devices and make the strategy, checking that it has the replicas that it should."""
     import tensorflow as tf
+
+    import dtrain
 
     layout = LAYOUTS[name]
     cpu = tf.config.list_physical_devices("CPU")[0]
@@ -37,7 +39,7 @@ def start(name: str, engine: str, communication: str | None = None) -> Any:
     tf.config.threading.set_intra_op_parallelism_threads(1)
     # Only strategies of several workers choose how values travel.
     chosen = {} if communication is None else {"communication": communication}
-    strategy = layout.make(api(engine), **chosen)
+    strategy = layout.make(dtrain, **chosen)
     if strategy.num_replicas_in_sync != layout.replicas:
         raise RuntimeError(f"{name} has {strategy.num_replicas_in_sync} replicas, not {layout.replicas}")
     return strategy
@@ -86,7 +88,6 @@ def run(name: str, env: Env) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--strategy", required=True)
-    parser.add_argument("--engine", required=True)
     parser.add_argument("--communication")
     parser.add_argument("--rank", type=int, help="this worker's number; without it, an MPI starter gives it")
     parser.add_argument("--cluster", type=json.loads, help="the workers' addresses, where started by MPI")
@@ -103,7 +104,7 @@ def main() -> None:
             os.dup2(log.fileno(), 2)
         # Opened for both, so that it does not end when whoever wrote to it closes it.
         commands = os.fdopen(os.open(options.out / f"pipe.{options.rank}", os.O_RDWR))
-    strategy = start(options.strategy, options.engine, options.communication)
+    strategy = start(options.strategy, options.communication)
     if options.communication is not None and strategy.dtrain_communication.name != options.communication:
         raise RuntimeError(f"values travel by {strategy.dtrain_communication}")
     ready = options.out / f"ready.{options.rank}"

@@ -21,8 +21,8 @@ from dtrain.environments.topology import Topology
 from dtrain.errors import ClusterConfigError, PortInUseError
 from dtrain.launch.local_processes.ports import reserve_ports
 from dtrain.process_group.rendezvous import run_rendezvous
-from dtrain.process_group.rendezvous_lines import PROTOCOL
 from dtrain.process_group.rendezvous_server import describe_difference
+from dtrain.process_group.signed_frames import PROTOCOL, SignedFrames
 from given_clock import GivenClock
 from processes import wait_until
 from refusals import refused
@@ -275,6 +275,12 @@ def test_a_listener_of_this_very_process_is_in_the_way_as_well() -> None:
     assert not this_process_listens_on(port)
 
 
+def messages(*contents: Any) -> bytes:
+    """The first frames of a connection without a signature, one for each value."""
+    frames = SignedFrames(None, connected=True)
+    return b"".join(part for each in contents for part in frames.encode(255, 0, json.dumps(each).encode()))
+
+
 def test_unauthenticated_connections_do_not_disturb(tasks: Tasks, ports: Callable[[int], list[int]]) -> None:
     numbers = ports(2)
     cluster = {"worker": local(numbers)}
@@ -284,12 +290,14 @@ def test_unauthenticated_connections_do_not_disturb(tasks: Tasks, ports: Callabl
         for garbage in (
             b"",
             b"GET / HTTP/1.1\r\n\r\n",
-            os.urandom(100_000) + b"\n",
-            b'{"dtrain": "hello"}\n',
-            b'{"dtrain": "gave up"}\n',
-            b'{"dtrain": "hello", "job": ["worker"], "index": true, "process": {}}\n',
-            b"[" * 100_000 + b"\n",
-            b"x" * 3_000_000,
+            os.urandom(100_000),
+            messages({"dtrain": "hello"}),
+            messages({"dtrain": "gave up"}),
+            messages({"dtrain": "hello", "job": ["worker"], "index": True, "process": {}}),
+            messages([]),
+            messages({"dtrain": "hello"})[:-1],
+            b"".join(SignedFrames(None, connected=True).encode(255, 0, b"[" * 100_000)),
+            b"".join(SignedFrames(None, connected=True).encode(255, 0, b"x" * 3_000_000)),
         ):
             intruder = stack.enter_context(socket.create_connection(("127.0.0.1", numbers[0]), timeout=LIMIT))
             with contextlib.suppress(OSError):
@@ -301,7 +309,7 @@ def test_unauthenticated_connections_do_not_disturb(tasks: Tasks, ports: Callabl
 EVIL = "\x1b]0;owned\x07\x1b[2J\u202e\r\nworker 0: all is well " + "A" * 3000
 
 
-def _hello(**content: Any) -> bytes:
+def hello(**content: Any) -> dict[str, Any]:
     usual = {
         "dtrain": "hello",
         "protocol": PROTOCOL,
@@ -310,11 +318,11 @@ def _hello(**content: Any) -> bytes:
         "process": EVIL,
         "problem": "",
     }
-    return json.dumps({**usual, **content}).encode() + b"\n"
+    return {**usual, **content}
 
 
 @pytest.mark.parametrize("secret", ["", "known to all"])
-def test_a_well_formed_line_without_the_secret_changes_nothing(
+def test_a_well_formed_message_without_the_secret_changes_nothing(
     tasks: Tasks, ports: Callable[[int], list[int]], secret: str
 ) -> None:
     numbers = ports(2)
@@ -325,20 +333,22 @@ def test_a_well_formed_line_without_the_secret_changes_nothing(
     for _ in range(900):
         deep = [deep]
     with contextlib.ExitStack() as stack:
-        for line in (
-            _hello(cluster=cluster, index=7),
-            _hello(cluster=cluster, job=EVIL, index=10**4000),
-            _hello(cluster=cluster, protocol=1),
-            _hello(),
-            _hello(cluster={"worker": [*local(numbers), EVIL]}),
-            _hello(cluster={EVIL: [deep], "worker": deep}),
-            _hello(cluster=cluster, problem=EVIL),
-            _hello(cluster=cluster, index=0),
-            _hello(cluster=cluster, index=0, protocol=[deep], problem=deep),
-            _hello(cluster=cluster) + b'{"dtrain": "gave up"}\n' if secret else _hello(problem="x"),
+        for sent in (
+            messages(hello(cluster=cluster, index=7)),
+            messages(hello(cluster=cluster, job=EVIL, index=10**4000)),
+            messages(hello(cluster=cluster, protocol=1)),
+            messages(hello()),
+            messages(hello(cluster={"worker": [*local(numbers), EVIL]})),
+            messages(hello(cluster={EVIL: [deep], "worker": deep})),
+            messages(hello(cluster=cluster, problem=EVIL)),
+            messages(hello(cluster=cluster, index=0)),
+            messages(hello(cluster=cluster, index=0, protocol=[deep], problem=deep)),
+            messages(hello(cluster=cluster), {"dtrain": "gave up"})
+            if secret
+            else messages(hello(problem="x")),
         ):
             intruder = stack.enter_context(socket.create_connection(("127.0.0.1", numbers[0]), timeout=LIMIT))
-            intruder.sendall(line)
+            intruder.sendall(sent)
         for _ in range(80):  # silent ones
             stack.enter_context(socket.create_connection(("127.0.0.1", numbers[0]), timeout=LIMIT))
         tasks.start(cluster, 1, secret=secret)
@@ -359,7 +369,7 @@ def test_processes_of_one_user_on_one_machine_share_a_secret(
     tasks.start(cluster, 0, secret=None)
     wait_for_listener(numbers[0])
     with socket.create_connection(("127.0.0.1", numbers[0]), timeout=LIMIT) as intruder:
-        intruder.sendall(_hello(cluster=cluster) + b'{"dtrain": "gave up"}\n')
+        intruder.sendall(messages(hello(cluster=cluster), {"dtrain": "gave up"}))
         tasks.start(cluster, 1, secret=None)
         results = tasks.results()
     assert errors_of(results) == {""} and "does not know the secret" in results[0]["stderr"]

@@ -49,7 +49,7 @@ def run(
     """
     out = Path(tempfile.mkdtemp(prefix="same-bits-"))
     jobs = [
-        Job(plan.strategy, "dtrain", out / str(number), plan.communication, source=tree / "src")
+        Job(plan.strategy, out / str(number), plan.communication, source=tree / "src")
         for number, tree in enumerate(trees)
     ]
     for job in jobs:

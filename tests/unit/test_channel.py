@@ -8,10 +8,14 @@ import os
 import queue
 import subprocess
 import sys
+import typing
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from dtrain.base.plain_text import cleaned
 from dtrain.environments.topology import Task
 from dtrain.task import channel
 from dtrain.task.channel import (
@@ -29,6 +33,7 @@ from dtrain.task.task_messages import (
     Message,
     Progress,
     RemoveNote,
+    RendezvousNote,
     Request,
     parse,
 )
@@ -47,7 +52,7 @@ def received(monkeypatch: pytest.MonkeyPatch) -> Iterator[queue.SimpleQueue[Mess
 def test_a_request_arrives(received: queue.SimpleQueue[Message]) -> None:
     assert request_restart("worker", 1, "it does not answer", pid=12)
     assert request_restart("ps", 0, "ü" * 2000)
-    assert received.get() == Request(Task("worker", 1), "it does not answer", 12)
+    assert received.get() == Request(Task("worker", 1), 12, "it does not answer")
     second = received.get()
     assert isinstance(second, Request)
     assert (second.task, second.pid) == (Task("ps", 0), None)
@@ -78,6 +83,29 @@ def test_a_launcher_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     os.close(writing)
 
 
+WORKER = {"job": "worker", "index": 0}
+CONTENT: dict[str, dict[str, Any]] = {
+    "Request": {"task": WORKER, "pid": 12, "reason": "stuck"},
+    "Progress": {"task": WORKER, "pid": 12, "step": 2, "phase": "step", "done": 3, "train": True},
+    "CheckpointNote": {"task": WORKER, "step": -1, "folder": "/x"},
+    "RemoveNote": {"path": "/x"},
+    "ConnectedNote": {"task": WORKER},
+    "RendezvousNote": {"task": WORKER, "over": True},
+    "FailureNote": {"task": WORKER, "exception": "KeyError", "lost_peer": True, "hint": "try"},
+    "ImportsNote": {
+        "task": WORKER,
+        "variables": {"TF_X": None},
+        "later": {"XLA_Y": "1"},
+        "modules": ["h5py"],
+    },
+}
+"""For each kind of message, its fields; those that a message may lack are left out for `Progress` alone."""
+
+
+def line_with(kind: str, **changes: Any) -> bytes:
+    return json.dumps({"kind": kind, **CONTENT[kind], **changes}).encode()
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -85,50 +113,83 @@ def test_a_launcher_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
         b"not json\n",
         b"[1]\n",
         b"{}\n",
-        b'{"restart": "worker"}\n',
-        b'{"restart": "worker:-1"}\n',
-        b'{"restart": "cleaner:0"}\n',
+        b'"Request"\n',
+        b'{"kind": ["Request"]}\n',
+        b'{"kind": "Unknown"}\n',
+        b'{"kind": "Request"}\n',
         b"\xff\xfe\n",
         b"[" * 3000,
+        b'{"kind": ' + b"[" * 3000,
     ],
 )
 def test_what_cannot_be_understood_is_nothing(line: bytes) -> None:
     assert parse(line) is None
 
 
+WRONG_TASKS: list[Any] = [
+    *(None, "worker:0", ["worker", 0], {}, {"job": "worker"}, {**WORKER, "more": 1}),
+    *({**WORKER, "job": job} for job in ("cleaner", "nobody", "", None, ["worker"])),
+    *({**WORKER, "index": index} for index in (-1, 1 << 20, "0", True, 0.0, None)),
+]
+WRONG_PIDS: list[Any] = [-1, 0, 1, True, 1 << 31, 10**20, int("1" * 4000), [2], "2", 2.0]
+WRONG_COUNTS: list[Any] = [None, -1, "2", True, 2.0, 1 << 63, int("1" * 4000)]
+
+
 @pytest.mark.parametrize(
-    "line",
+    ("kind", "field", "values"),
     [
-        b'{"progress": "worker:0"}',
-        b'{"progress": "worker:0", "pid": 1, "step": "2", "phase": "step"}',
-        b'{"progress": "worker:0", "pid": 1, "step": 2}',
+        *((kind, "task", WRONG_TASKS) for kind in CONTENT if kind != "RemoveNote"),
+        ("Request", "pid", WRONG_PIDS),
+        ("Progress", "pid", [None, *WRONG_PIDS]),
+        ("Progress", "step", WRONG_COUNTS),
+        ("Progress", "done", WRONG_COUNTS),
+        ("Progress", "phase", [None, 1, ["step"]]),
+        ("CheckpointNote", "step", [-2, *WRONG_COUNTS[2:]]),
+        ("CheckpointNote", "folder", [None, 1, ["/"]]),
+        ("RemoveNote", "path", [None, "", 1, ["/"]]),
         *(
-            b'{"%s": "worker:0", "pid": %s, "step": 2, "phase": "step"}' % (kind, pid)
-            for kind in (b"progress", b"restart")
-            for pid in (b"-1", b"0", b"1", b"true", b"99999999999999999999", b"1" * 4000, b"[2]")
+            ("ImportsNote", name, [None, [], "", {"TF_X": 1}, {"TF_X": ["1"]}])
+            for name in ("variables", "later")
         ),
-        b'{"progress": "worker:0", "pid": 12, "step": %s, "phase": "step"}' % (b"1" * 4000),
-        b'{"checkpoint": "worker:0", "step": -2, "folder": "/x"}',
-        b'{"checkpoint": "worker:0", "step": 1}',
-        b'{"checkpoint": "nobody:0", "step": 1, "folder": "/a"}',
-        b'{"remove": ""}',
-        b'{"remove": ["/"]}',
-        b'{"failure": "nobody:0", "exception": "KeyError"}',
-        b'{"imports": "worker:0", "variables": {"TF_X": 1}, "later": {}, "modules": []}',
-        b'{"imports": "worker:0", "variables": {}, "later": [], "modules": []}',
-        b'{"imports": "worker:0", "variables": {}, "later": {}, "modules": [1]}',
+        ("ImportsNote", "modules", [None, {}, "h5py", [1], [None]]),
     ],
 )
-def test_half_a_message_is_none(line: bytes) -> None:
-    assert parse(line) is None
+def test_half_a_message_is_none(kind: str, field: str, values: list[Any]) -> None:
+    assert parse(line_with(kind)) is not None
+    assert [parse(line_with(kind, **{field: value})) for value in values] == [None] * len(values)
+
+
+def test_what_may_be_missing_or_wrong_is_left_out() -> None:
+    assert [*CONTENT] == [kind.__name__ for kind in typing.get_args(Message)]
+    for kind in CONTENT:
+        assert parse(line_with(kind, more="ignored", version=1)) == parse(line_with(kind))
+    task = Task("worker", 0)
+    for wrong in (None, 5, ["stuck"]):
+        assert parse(line_with("Request", reason=wrong)) == Request(task, 12)
+        found = parse(line_with("FailureNote", exception=wrong, lost_peer=wrong, hint=wrong))
+        assert found == FailureNote(task, "", False, "")
+        assert parse(line_with("RendezvousNote", over=wrong)) == RendezvousNote(task, False)
+        assert parse(line_with("Progress", train=wrong)) == Progress(task, 12, 2, "step", 3)
+    assert parse(line_with("Request", pid=None)) == Request(task, None, "stuck")
+
+
+def test_texts_are_cleaned_and_cut() -> None:
+    text = "a\x1b[31m\n b" + "\u202e" * 9000
+    task, cut = Task("worker", 0), cleaned(text, 500)
+    assert len(cut) == 500
+    assert parse(line_with("Request", reason=text)) == Request(task, 12, cut)
+    assert parse(line_with("FailureNote", exception=text, hint=text)) == FailureNote(task, cut, True, cut)
+    found = parse(line_with("Progress", phase=text))
+    assert isinstance(found, Progress)
+    assert found.phase == cleaned(text)
 
 
 def test_numbers_that_are_none_are_left_out() -> None:
-    line = '{"progress": "worker:1", "pid": 3, "step": 2, "phase": "step", "seconds_per_step": %s}'
-    for text in ("NaN", "Infinity", "true", '"1"', "1" + "0" * 400):
-        found = parse((line % text).encode())
-        assert found == Progress(Task("worker", 1), 3, 2, "step", None, None, False, 2)
-    assert parse((line % "0.5").encode()) == Progress(Task("worker", 1), 3, 2, "step", 0.5, None, False, 2)
+    line = line_with("Progress", seconds_per_step="SECONDS").replace(b'"SECONDS"', b"%s")
+    usual = Progress(Task("worker", 0), 12, 2, "step", 3, True)
+    for text in (b"NaN", b"-Infinity", b"true", b'"1"', b"1" + b"0" * 400):
+        assert parse(line % text) == usual
+    assert parse(line % b"0.5") == replace(usual, seconds_per_step=0.5)
 
 
 def test_progress_and_notes_arrive_as_what_they_are(
@@ -146,8 +207,8 @@ def test_progress_and_notes_arrive_as_what_they_are(
     assert request_removal("/tmp/old")
     first, second = Task("worker", 0), Task("worker", 1)
     assert [received.get() for _ in range(4)] == [
-        Progress(first, os.getpid(), 7, "input", 0.25, 0.125, True, 9, 0.0625),
-        Progress(second, os.getpid(), 8, "idle", None, None, False, 8),
+        Progress(first, os.getpid(), 7, "input", 9, True, 0.25, 0.125, 0.0625),
+        Progress(second, os.getpid(), 8, "idle", 8),
         CheckpointNote(second, -1, "/tmp/für alle"),
         RemoveNote("/tmp/old"),
     ]
@@ -159,7 +220,7 @@ def test_why_a_task_failed_and_what_its_libraries_found(received: queue.SimpleQu
     assert found == FailureNote(
         Task("worker", 0), ("ValueError: " + "\u00fc" * 9000)[:500], True, "Hint: less"
     )
-    line = b'{"imports": "ps:1", "variables": {"TF_X": null}, "later": {"XLA_Y": "1"}, "modules": ["h5py"]}'
+    line = line_with("ImportsNote", task={"job": "ps", "index": 1})
     assert parse(line) == ImportsNote(Task("ps", 1), {"TF_X": None}, {"XLA_Y": "1"}, ["h5py"])
 
 
@@ -168,7 +229,7 @@ def test_all_messages_are_received_when_it_catches_up(monkeypatch: pytest.Monkey
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
     listener = Listener(messages.put)
     for number in range(200):
-        os.write(listener.descriptor, b'{"remove": "/%d"}\n' % number)
+        os.write(listener.descriptor, b'{"kind": "RemoveNote", "path": "/%d"}\n' % number)
         listener.catch_up()
         assert messages.qsize() == number + 1
     listener.close()

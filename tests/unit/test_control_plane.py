@@ -15,6 +15,8 @@ import psutil
 import pytest
 import zmq
 
+from dtrain.base.json_messages import Malformed
+from dtrain.environments.topology import Task
 from dtrain.errors import ConfigurationError, PeerMismatchError, PortInUseError
 from dtrain.launch.hosts import control_plane
 from dtrain.launch.hosts.agent_messages import (
@@ -23,7 +25,6 @@ from dtrain.launch.hosts.agent_messages import (
     End,
     Exited,
     HostMessage,
-    Malformed,
     Refused,
     Start,
     encode,
@@ -33,6 +34,7 @@ from dtrain.launch.hosts.control_plane import LEASE, LOST, ControlClient, Contro
 from dtrain.launch.hosts.reliable_link import Link
 from dtrain.launch.local_processes.ports import reserve_ports
 from dtrain.process_group.secret import Secret
+from dtrain.task.task_messages import Progress, Request
 from given_clock import GivenClock
 from processes import wait_until
 
@@ -41,7 +43,8 @@ START = Start(3, "worker", 1, ["python", "ü.py"], {"A": "b\udcff", "GONE": None
 
 
 def test_a_message_arrives_as_it_was() -> None:
-    for message in (START, Exited(1, -9, 0.25), End(0)):
+    progress = Progress(Task("worker", 1), 12, 3, "step", 3, True, 0.5)
+    for message in (START, Exited(1, -9, 0.25), End(0), progress, Request(Task("ps", 0), None, "stuck")):
         assert parse(encode(message)) == message
 
 
@@ -83,6 +86,9 @@ def test_what_is_no_message_is_refused() -> None:
     ):
         with pytest.raises(Malformed):
             parse(text)
+    for wrong in ({"pid": 1}, {"task": {"job": "cleaner", "index": 0}}, {"reason": 5}):
+        with pytest.raises(Malformed):
+            parse(json.dumps({**json.loads(encode(Request(Task("ps", 0), 12))), **wrong}).encode())
 
 
 def test_cut_and_changed_messages_are_refused_or_messages() -> None:

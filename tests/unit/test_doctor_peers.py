@@ -18,7 +18,7 @@ from dtrain.base.clock import REAL
 from dtrain.base.tcp import split_address
 from dtrain.diagnosis import checks, peer_checks
 from dtrain.diagnosis.check import CheckContext
-from dtrain.diagnosis.peer_probe import PeerProbe, PeerResult, SignedConnection, handshake_of_peer
+from dtrain.diagnosis.peer_probe import Channel, PeerProbe, PeerResult, handshake_of_peer
 from dtrain.environments.topology import Task, Topology
 from dtrain.process_group.proof import introduce
 from dtrain.process_group.secret import Secret, job_secret
@@ -75,15 +75,15 @@ def test_a_peer_without_a_sound_clock_has_not_met(sent: Any) -> None:
     def serve(connection: socket.socket) -> None:
         handshake = handshake_of_peer(SECRET)
         introduce(connection, handshake, REAL.deadline(60.0))
-        channel = SignedConnection(connection, handshake, REAL.deadline(60.0))
-        assert channel.receive()["kind"] == "facts"
-        channel.send(task="worker 1")
-        assert channel.receive() == {"kind": "ping"}
-        channel.send(time=sent)
+        channel = Channel(connection, handshake, REAL.deadline(60.0))
+        assert channel.receive()["dtrain"] == "facts"
+        channel.send("facts", task="worker 1")
+        assert channel.receive() == {"dtrain": "ping"}
+        channel.send("time", time=sent)
 
     with served(second, serve), PeerProbe(first, SECRET, {}) as probe:
         found = probe.run(0.0)[second.task]
-    assert found.problem and found.facts == {"task": "worker 1"}
+    assert found.problem and found.facts == {"dtrain": "facts", "task": "worker 1"}
 
 
 def test_a_peer_that_sends_byte_by_byte_is_given_up() -> None:
@@ -107,7 +107,7 @@ def test_peers_are_measured_one_after_another() -> None:
     at_once: list[int] = []
 
     class Counting(PeerProbe):
-        def _measure(self, channel: SignedConnection, peer: PeerResult) -> None:
+        def _measure(self, channel: Channel, peer: PeerResult) -> None:
             measured.append(peer)
             super()._measure(channel, peer)
             at_once.append(len(measured))

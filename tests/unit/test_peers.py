@@ -19,20 +19,23 @@ from dtrain.errors import AuthenticationError, PeerMissingError
 from dtrain.process_group import peer_connections, peer_link, peers
 from dtrain.process_group.peer_link import PeerLink
 from dtrain.process_group.peers import Peers
-from dtrain.process_group.rendezvous_lines import Connection
+from dtrain.process_group.secret import Secret
 from given_clock import GivenClock
 from in_threads import SECONDS, start_in_threads
-from peer_jobs import PeerJob
+from peer_jobs import KEY, PeerJob, connection
 from processes import wait_until
 from refusals import refused
 
-KEY = b"of the connection"
+
+def peer_at(sock: socket.socket, key: Secret | None, *, first: bool) -> PeerLink:
+    """A bare link of the first worker, or of the other one; the number of its peer does not matter."""
+    return PeerLink(int(first), connection(sock, key, first=first), first=first)
 
 
 class Job(PeerJob):
     """Several connected workers in this process, each used by a thread of its own, on one given clock."""
 
-    def __init__(self, size: int, key: bytes = KEY) -> None:
+    def __init__(self, size: int, key: Secret | None = KEY) -> None:
         super().__init__(size, key)
 
     def run(self, work: Callable[[Peers], Any], *who: int) -> list[Any]:
@@ -67,8 +70,10 @@ def job() -> Iterator[Callable[..., Job]]:
             worker.close()
 
 
-@pytest.mark.parametrize("key", [KEY, b""])
-def test_every_worker_gets_the_values_of_all_in_their_order(job: Callable[..., Job], key: bytes) -> None:
+@pytest.mark.parametrize("key", [KEY, None])
+def test_every_worker_gets_the_values_of_all_in_their_order(
+    job: Callable[..., Job], key: Secret | None
+) -> None:
     values = [[b"%d of %d" % (number, worker) for number in range(50)] for worker in range(4)]
     found = job(4, key).run(lambda worker: [worker.all_gather(each) for each in values[worker.rank]])
     assert found == [[[values[w][n] for w in range(4)] for n in range(50)]] * 4
@@ -211,10 +216,10 @@ def test_a_loss_ends_a_wait_elsewhere(job: Callable[..., Job]) -> None:
 def test_a_frame_that_the_worker_has_not_sent_is_never_used(job: Callable[..., Job], place: str) -> None:
     """Somebody on the way changes, repeats or returns a frame."""
     near, far = socket.socketpair()
-    first = Peers(0, 2, {1: Connection(near, KEY)})
+    first = Peers(0, 2, {1: connection(near, KEY, first=True)})
     with socket.socketpair()[0] as unused:
         recorder, read = socket.socketpair()
-        sender = PeerLink(0, Connection(recorder, KEY), first=False)
+        sender = peer_at(recorder, KEY, first=False)
         sender.send(0, 0, b"")  # the hello
         hello = read.recv(1000)
         sender.send(2, 0, b"value")
@@ -223,7 +228,7 @@ def test_a_frame_that_the_worker_has_not_sent_is_never_used(job: Callable[..., J
     if place == "twice":
         frame = bytearray(hello)
     elif place == "back to its sender":
-        answer = PeerLink(1, Connection(read, KEY), first=True)
+        answer = peer_at(read, KEY, first=True)
         answer.send(0)
         answer.send(2, 0, b"value")
         frame = bytearray(recorder.recv(1000)[-len(frame) :])
@@ -244,8 +249,8 @@ def test_a_frame_that_the_worker_has_not_sent_is_never_used(job: Callable[..., J
 )
 def test_a_frame_that_cannot_be_read_ends_the_wait(kind: int, body: bytes) -> None:
     near, far = socket.socketpair()
-    worker = Peers(1, 2, {0: Connection(near, b"")})
-    PeerLink(1, Connection(far, b""), first=True).send(kind, 0, body)
+    worker = Peers(1, 2, {0: connection(near, None, first=False)})
+    peer_at(far, None, first=True).send(kind, 0, body)
     with refused(AuthenticationError, "Worker 0 was disconnected", "cannot be read"):
         worker.all_gather(b"")
     worker.close()
@@ -271,9 +276,9 @@ def test_a_thread_that_fails_ends_the_wait(job: Callable[..., Job], monkeypatch:
 def test_several_losses_at_once_are_sent_to_the_others() -> None:
     """Telling one worker of a loss may be how the loss of that worker is noticed."""
     pairs = {worker: socket.socketpair() for worker in range(1, 5)}
-    first = Peers(0, 5, {worker: Connection(near, b"") for worker, (near, _) in pairs.items()})
+    first = Peers(0, 5, {worker: connection(near, None, first=True) for worker, (near, _) in pairs.items()})
     for _, far in pairs.values():
-        PeerLink(0, Connection(far, b""), first=False).send(peer_connections.HELLO)
+        peer_at(far, None, first=False).send(peer_connections.HELLO)
     wait_until(lambda: all(link.open for link in first._links.values()))
     with first._changed:
         for _, far in pairs.values():
@@ -288,8 +293,8 @@ def waits_for_an_answer() -> tuple[GivenClock, PeerLink, Callable[[], Any]]:
     """Worker 1, whose time for a round is over, asks the first worker, a bare link, who is missing."""
     near, far = socket.socketpair()
     clock = GivenClock()
-    worker = Peers(1, 3, {0: Connection(near, b"")}, clock=clock)
-    first = PeerLink(1, Connection(far, b""), first=True)
+    worker = Peers(1, 3, {0: connection(near, None, first=False)}, clock=clock)
+    first = peer_at(far, None, first=True)
     found: list[BaseException] = []
 
     def work() -> None:
@@ -327,11 +332,11 @@ def test_the_first_worker_is_named_if_it_does_not_say_who_is_missing() -> None:
 def test_a_large_value_is_in_memory_once_for_all_workers() -> None:
     value = os.urandom(20_000_000)
     pairs = {worker: socket.socketpair() for worker in range(1, 5)}
-    first = Peers(0, 5, {worker: Connection(near, KEY) for worker, (near, _) in pairs.items()})
+    first = Peers(0, 5, {worker: connection(near, KEY, first=True) for worker, (near, _) in pairs.items()})
     tracemalloc.start()
     try:
         for _, far in pairs.values():
-            link = PeerLink(0, Connection(far, KEY), first=False)
+            link = peer_at(far, KEY, first=False)
             link.send(peer_connections.HELLO)
             link.send(peers._VALUE)
         assert first.all_gather(value)[0] is value
@@ -348,7 +353,9 @@ def test_another_job_closes_the_connections_of_the_one_before(monkeypatch: pytes
     ends = iter(pairs)
     monkeypatch.setattr(peers, "_current", None)
     monkeypatch.setattr(
-        peers, "run_rendezvous", lambda topology, timeout, clock: {1: Connection(next(ends)[0], b"")}
+        peers,
+        "run_rendezvous",
+        lambda topology, timeout, clock: {1: connection(next(ends)[0], None, first=True)},
     )
     jobs = [Topology({"worker": (f"127.0.0.1:{port}", "127.0.0.1:9")}, "worker", 0) for port in (1, 2)]
     first = peers.connect(jobs[0])
@@ -365,7 +372,7 @@ def test_the_system_watches_over_the_link() -> None:
     """A worker that holds Python's lock sends no sign of life, but its system answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(server.getsockname())
-    link = PeerLink(1, Connection(near, KEY), first=True)
+    link = peer_at(near, KEY, first=True)
     assert near.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     assert near.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
     link.close()
@@ -381,8 +388,8 @@ def test_a_silent_worker_gets_signs_of_life_and_is_lost_if_it_is_stopped(fate: s
     """Its limits are those of `PeerLiveness`, which are tested there."""
     near, far = socket.socketpair()
     clock = GivenClock()
-    first = Peers(0, 2, {1: Connection(near, b"")}, clock=clock)
-    link = PeerLink(0, Connection(far, b""), first=False)
+    first = Peers(0, 2, {1: connection(near, None, first=True)}, clock=clock)
+    link = peer_at(far, None, first=False)
     machine = "another" if fate == "elsewhere" else peer_link._machine()
     with subprocess.Popen(["sleep", "infinity"]) as process:
         try:

@@ -12,8 +12,9 @@ import pytest
 
 from dtrain.base.clock import REAL, Clock
 from dtrain.process_group.acceptor import Acceptor
-from dtrain.process_group.proof import ConnectionEnd, Handshake, ProofError, Signer, introduce, proof
+from dtrain.process_group.proof import ConnectionEnd, Handshake, ProofError, introduce, proof
 from dtrain.process_group.secret import Secret
+from dtrain.process_group.signed_frames import ForgedFrameError, SignedFrames
 from given_clock import GivenClock
 from processes import wait_until
 
@@ -75,7 +76,6 @@ def test_both_ends_prove_that_they_know_the_secret_and_agree_on_a_key() -> None:
     introduce(one, connecting, REAL.deadline(LIMIT))
     thread.join(LIMIT)
     assert accepting.peer == "worker 1"
-    assert connecting.key is not None and accepting.key is not None
     assert connecting.key.sign("a") == accepting.key.sign("a") != SECRET.sign("a")
     one.close()
     other.close()
@@ -211,7 +211,8 @@ def test_who_connects_gives_up_one_that_does_not_answer() -> None:
     other.close()
 
 
-def test_a_message_counts_once_in_its_place_and_direction() -> None:
+def connected_frames() -> tuple[SignedFrames, SignedFrames]:
+    """The frames of both ends of a connection, after the handshake; the first end has connected."""
     ends = Handshake(SECRET, PURPOSE, "worker 1", "worker 0"), Handshake(SECRET, PURPOSE, "worker 0")
     to_accepting, to_connecting = ends[0].first, b""
     while not (ends[0].proved and ends[1].proved):
@@ -219,10 +220,55 @@ def test_a_message_counts_once_in_its_place_and_direction() -> None:
         to_connecting += ends[1].receive(taken) if taken else b""
         taken, to_connecting = to_connecting[: ends[0].wanted], to_connecting[ends[0].wanted :]
         to_accepting += ends[0].receive(taken) if taken else b""
-    one, other = Signer(ends[0]), Signer(ends[1])
-    first, second = one.sign(b"a"), one.sign(b"a")
-    assert not other.has_signed(second, b"a")  # one was left out
-    assert not one.has_signed(first, b"a")  # reflected
-    assert not other.has_signed(first, b"b")
-    assert other.has_signed(first, b"a") and not other.has_signed(first, b"a")
-    assert other.has_signed(second, b"a")
+    return SignedFrames(ends[0].key, connected=True), SignedFrames(ends[1].key, connected=False)
+
+
+def test_a_message_counts_once_in_its_place_and_direction() -> None:
+    one, other = connected_frames()
+    first, second, reflected = (one.encode_message("a") for _ in range(3))
+    assert [*other.decode_messages(first + second)] == [{"dtrain": "a"}] * 2
+    for hostile in (first, second, b"".join(other.encode(255, 0, b'{"dtrain": "a"}')), reflected[:-1] + b"?"):
+        with pytest.raises(ForgedFrameError, match="not signed"):
+            [*other.decode_messages(hostile)]
+        assert not other._inbox
+    with pytest.raises(ForgedFrameError, match="not signed"):
+        [*one.decode_messages(one.encode_message("a"))]
+    assert [*other.decode_messages(reflected)] == [{"dtrain": "a"}]
+
+
+@pytest.mark.parametrize("place", range(17))
+def test_no_byte_of_a_header_can_be_changed(place: int) -> None:
+    one, other = connected_frames()
+    frame = bytearray(one.encode_message("a"))
+    frame[place] ^= 1
+    with pytest.raises(ForgedFrameError):
+        [*other.decode_messages(bytes(frame) + bytes(1 << 20))]
+
+
+def test_a_key_is_not_used_before_the_proof() -> None:
+    with pytest.raises(RuntimeError, match="the handshake is not over"):
+        SignedFrames(Handshake(SECRET, PURPOSE, "worker 0").key, connected=False)
+
+
+def test_frames_may_come_byte_by_byte() -> None:
+    one, other = connected_frames()
+    sent = [(1, 2**64 - 1, b""), (0, 0, b"x" * 300)]
+    data = b"".join(part for frame in sent for part in one.encode(*frame))
+    assert [frame for byte in data for frame in other.decode(bytes([byte]), 300)] == sent
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"{}", b'{"dtrain": 1}', b"\xff", b"[" * 100_000, b'{"dtrain": ' + b"9" * 5000]
+)
+def test_a_body_that_is_no_message_is_refused(body: bytes) -> None:
+    one, other = (SignedFrames(None, connected=connected) for connected in (True, False))
+    with pytest.raises(ForgedFrameError, match="cannot be read"):
+        [*other.decode_messages(b"".join(one.encode(255, 0, body)))]
+
+
+def test_a_message_that_is_too_large_is_refused_before_it_comes() -> None:
+    one, other = (SignedFrames(None, connected=connected) for connected in (True, False))
+    largest, header = b" " * (1 << 20), b"".join(one.encode(255, 0, bytes((1 << 20) + 1)))[:17]
+    assert not [*other.decode_messages(b"".join(one.encode(255, 0, largest))[:-1])]
+    with pytest.raises(ForgedFrameError, match="its size is impossible"):
+        [*one.decode_messages(header)]

@@ -24,8 +24,9 @@ from dtrain.process_group.control import Control
 from dtrain.process_group.logged_wait import LoggedWait
 from dtrain.process_group.proof import ProofError, introduce
 from dtrain.process_group.rendezvous import hold_port, run_rendezvous
-from dtrain.process_group.rendezvous_lines import PROTOCOL, Lines, handshake_with_first
+from dtrain.process_group.rendezvous_verdict import handshake_with_first
 from dtrain.process_group.secret import Secret
+from dtrain.process_group.signed_frames import PROTOCOL, SignedFrames
 from given_clock import GivenClock
 from processes import wait_until
 from refusals import refused
@@ -161,14 +162,13 @@ class FirstTask:
     """A first task that tells whoever connects that worker 2 is missing. Worker 1 has logged that."""
 
     def __init__(self, addresses: list[str]) -> None:
-        self.lines = Lines(None)
+        self.frames = SignedFrames(None, connected=False)
         self._server = listener_at(addresses[0])
         self._socks: list[socket.socket] = []
         threading.Thread(target=self._serve, daemon=True).start()
         self.worker = Joining(addresses, 1, GivenClock())
         self.worker.wait_for_line("waiting for worker 2")
         self.sock = self._socks[-1]
-        self.said = self.sock.makefile("rb")
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
@@ -176,10 +176,13 @@ class FirstTask:
                 sock, _ = self._server.accept()
                 if sock.recv(65536):
                     self._socks.append(sock)
-                    sock.sendall(self.lines.encode("waiting", missing=["worker 2"]))
+                    sock.sendall(self.frames.encode_message("waiting", missing=["worker 2"]))
+
+    def received(self) -> bytes:
+        """What comes next; b"" if the worker has closed the connection."""
+        return self.sock.recv(65536)
 
     def close(self) -> None:
-        self.said.close()
         for sock in (*self._socks, self._server):
             sock.close()
 
@@ -193,8 +196,8 @@ def first_task(addresses: list[str]) -> Iterator[FirstTask]:
 def test_a_worker_that_has_given_up_does_not_go_on(first_task: FirstTask) -> None:
     """The first worker's "go" crosses the other's "gave up"."""
     first_task.worker.clock.at = 1000.0 + 3600.0
-    assert b"gave up" in first_task.said.readline()
-    first_task.sock.sendall(first_task.lines.encode("go"))
+    assert b"gave up" in first_task.received()
+    first_task.sock.sendall(first_task.frames.encode_message("go"))
     error = first_task.worker.end()
     assert isinstance(error, PeerMissingError) and "Missing: worker 2" in str(error)
 
@@ -203,9 +206,9 @@ def test_a_worker_that_has_given_up_waits_two_seconds_for_the_first_workers_answ
     first_task: FirstTask,
 ) -> None:
     first_task.worker.clock.at = 1000.0 + 3600.0
-    assert b"gave up" in first_task.said.readline()
+    assert b"gave up" in first_task.received()
     first_task.worker.clock.pass_by(2.0)
-    assert first_task.said.readline() == b""  # it has closed the connection
+    assert first_task.received() == b""  # it has closed the connection
     assert isinstance(first_task.worker.end(), PeerMissingError)
 
 
@@ -312,11 +315,11 @@ def test_the_error_of_a_process_without_the_secret(addresses: list[str]) -> None
 def test_a_stranger_is_told_nothing_about_the_job(addresses: list[str], secret: bytes) -> None:
     """Whatever it sends, no address, name, count or version comes back; with a secret only random bytes."""
     first = Joining(addresses, 0, GivenClock(), secret=secret)
-    message = {"dtrain": "hello", "job": "worker", "index": 1, "process": "p", "cluster": {}, "problem": ""}
+    message = {"job": "worker", "index": 1, "process": "p", "cluster": {}, "problem": ""}
     told = b""
     for changed in ({}, {"protocol": PROTOCOL}, {"protocol": PROTOCOL, "index": 9}, {"index": 0}):
-        line = json.dumps({**message, **changed}).encode() + b"\n"
-        for sent in (line, os.urandom(32) + b"\x08worker 1" + os.urandom(32), b"GET / HTTP/1.1\r\n\r\n" * 9):
+        hello = SignedFrames(None, connected=True).encode_message("hello", **{**message, **changed})
+        for sent in (hello, os.urandom(32) + b"\x08worker 1" + os.urandom(32), b"GET / HTTP/1.1\r\n\r\n" * 9):
             with connected_to(addresses[0]) as stranger:
                 stranger.sendall(sent)
                 with contextlib.suppress(OSError):  # the other side may have ended the connection by now
@@ -332,6 +335,37 @@ def test_a_stranger_is_told_nothing_about_the_job(addresses: list[str], secret: 
     for word in (*addresses, socket.gethostname(), str(os.getpid()), "worker"):
         assert word.encode() not in told
     second, third = (Joining(addresses, rank, GivenClock(), secret=secret) for rank in (1, 2))
+    assert sorted(first.end()) == [1, 2] and [*second.end()] == [*third.end()] == [0]
+
+
+def test_a_task_may_give_up_as_soon_as_it_has_come(addresses: list[str]) -> None:
+    """Both messages come at once."""
+    first = Joining(addresses, 0, GivenClock())
+    frames = SignedFrames(None, connected=True)
+    hello = {"protocol": PROTOCOL, "job": "worker", "index": 1, "process": "p", "problem": ""}
+    with connected_to(addresses[0]) as sock:
+        sock.sendall(
+            frames.encode_message("hello", cluster={"worker": addresses}, **hello)
+            + frames.encode_message("gave up")
+        )
+        error = first.end()
+    assert isinstance(error, PeerMissingError) and f"Missing: worker 2 ({addresses[2]})." in str(error)
+
+
+@pytest.mark.parametrize(("kind", "index"), [("hello", 2), ("hello", None), ("gave up", 1)])
+def test_a_task_that_has_proved_to_be_another_one_is_not_admitted(
+    addresses: list[str], kind: str, index: int | None
+) -> None:
+    first = Joining(addresses, 0, GivenClock(), secret=b"known to all")
+    with connected_to(addresses[0]) as sock:
+        task = Topology({"worker": tuple(addresses)}, "worker", 1).task
+        handshake = handshake_with_first(Secret(b"known to all", "a test"), task, addresses[0])
+        introduce(sock, handshake, REAL.deadline(SECONDS))
+        sock.settimeout(SECONDS)
+        frames = SignedFrames(handshake.key, connected=True)
+        sock.sendall(frames.encode_message(kind, job="worker", index=index, process="p"))
+        assert sock.recv(1) == b""
+    second, third = (Joining(addresses, rank, GivenClock(), secret=b"known to all") for rank in (1, 2))
     assert sorted(first.end()) == [1, 2] and [*second.end()] == [*third.end()] == [0]
 
 

@@ -7,7 +7,6 @@ import html.parser
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -111,7 +110,7 @@ def _no_version(path: Path) -> None:
     [
         (_nothing, ["There is no directory", "Hint:"]),
         (_file, ["is a file, not a run directory"]),
-        (_empty, ["is empty", "run.json, events.jsonl, metrics.csv or tensorboard/"]),
+        (_empty, ["is empty", "run.json, events.jsonl or metrics.csv"]),
         (_no_run, ["is not a run directory: it holds none of run.json, events.jsonl"]),
         (_newer, ["has format version 2; this dtrain reads 0 and 1"]),
         (_no_version, ["has format version True; this dtrain reads 0 and 1"]),
@@ -605,54 +604,7 @@ def test_a_place_that_cannot_be_written_to(
     assert said in capsys.readouterr().err
 
 
-# TensorBoard's files, and what is imported.
-
-
-def _write_scalars(file: Path, tag: str, values: list[float], *, tensors: bool) -> None:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.summary.writer.record_writer import RecordWriter
-    from tensorboard.util.tensor_util import make_tensor_proto
-
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("wb") as stream:
-        writer = RecordWriter(stream)
-        for step, number in enumerate(values):
-            event = Event(step=step, wall_time=1.0)
-            value = event.summary.value.add(tag=tag)
-            if tensors:
-                value.tensor.CopyFrom(make_tensor_proto(number))
-                value.metadata.plugin_data.plugin_name = "scalars"
-            else:
-                value.simple_value = number
-            writer.write(event.SerializeToString())
-
-
-def test_a_run_with_tensorboard_files_alone(tmp_path: Path) -> None:
-    board = tmp_path / "it" / "tensorboard"
-    _write_scalars(board / "train" / "events.out.tfevents.1", "epoch_loss", [3.0, 2.0, 1.0], tensors=True)
-    _write_scalars(board / "validation" / "events.out.tfevents.2", "epoch_loss", [4.0, 3.0], tensors=False)
-    _write_scalars(board / "train" / "events.out.tfevents.3", "mine", [0.5, 0.25], tensors=False)
-    torn = board / "validation" / "events.out.tfevents.4"
-    shutil.copy(board / "train" / "events.out.tfevents.1", torn)
-    torn.write_bytes(torn.read_bytes()[:-5])
-    (board / "events.out.tfevents.5").write_bytes(b"no event file" * 9)
-    arguments = ["report", str(tmp_path / "it")]
-    done = subprocess.run(
-        [sys.executable, "-c", IN_FRESH_PYTHON, *arguments], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert "imported: []" in done.stdout
-    assert (
-        "tensorboard/validation/events.out.tfevents.4 cannot be read past record 2: the file is"
-        in done.stderr
-    )
-    assert (
-        "tensorboard/events.out.tfevents.5 cannot be read past record 0: the file is damaged" in done.stderr
-    )
-    run = read_run(tmp_path / "it")
-    assert [epoch.logs.get("loss") for epoch in run.epochs] == [3.0, 2.0, 1.0]
-    assert run.scalars == {"mine": ((0.0, 0.5), (1.0, 0.25))}
-    assert run.state == "unknown"
+# What is imported.
 
 
 @pytest.mark.usefixtures("as_installed")

@@ -15,8 +15,6 @@ from dtrain.errors import ConfigurationError
 from dtrain.monitor import check_run_directory, line_files, open_run_directory, plot_curves, read_record
 from dtrain.monitor.event_log import EventLog
 from dtrain.monitor.run_directory import RunDirectory
-from dtrain.monitor.run_reader import read_run
-from dtrain.monitor.tensorboard_file import read_tensorboard
 from hostile_files import KINDS, is_untouched, put, victim
 from refusals import refused
 from run_directories import write_run
@@ -103,37 +101,6 @@ def test_lines_and_columns_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(found) == 2 and problems == ["events.jsonl has more than 2 lines; the others were left out."]
     wide = ",".join(["epoch", *map(str, range(20_000))]).encode()
     assert line_files.parse_metrics(wide + b"\n")[1][0].startswith("metrics.csv has 20001 columns")
-
-
-def test_files_of_tensorboard_may_be_anything(tmp_path: Path, somebody: Path) -> None:
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    folder = tmp_path / "run" / "tensorboard"
-    (folder / "train").mkdir(parents=True)
-    for number, kind in enumerate(KINDS):
-        put(kind, folder / f"{number}.tfevents", somebody / "authorized_keys")
-    (folder / "loop").symlink_to(folder)
-    deep = folder
-    for _ in range(40):
-        deep = deep / "deep"
-        deep.mkdir()
-    value = Summary.Value(tag="epoch_loss")
-    value.metadata.plugin_data.plugin_name = "scalars"
-    value.tensor.dtype = 1
-    value.tensor.float_val.append(1.0)
-    value.tensor.tensor_shape.dim.add().size = 1 << 40  # would be filled with its only number
-    with (folder / "train" / "events.tfevents").open("wb") as file:
-        writer = RecordWriter(file)
-        writer.write(Event(step=1, summary=Summary(value=[value])).SerializeToString())
-        named = Summary(value=[Summary.Value(tag="epoch_loss", simple_value=0.5)])
-        for step in (2, -1, 1 << 60):
-            writer.write(Event(step=step, summary=named).SerializeToString())
-    by_epoch, _, problems = read_tensorboard(folder)
-    assert by_epoch["loss"] == {1: None, 2: 0.5}
-    assert len(problems) == 3, "of the FIFO, the socket and the sparse file; links are left out"
-    assert read_run(tmp_path / "run").epochs
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "hard link"])

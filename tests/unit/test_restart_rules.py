@@ -70,7 +70,7 @@ def test_process_and_address_of_a_task_that_starts() -> None:
 def test_a_process_with_the_number_of_an_earlier_one_is_heard() -> None:
     """On another host, or in another container, the task's next process may have the same number."""
     attempt = policy()
-    news = Progress(ONE, 12, 3, "step", None, None, train=True, done=3)
+    news = Progress(ONE, 12, 3, "step", done=3, train=True)
     attempt.on_start(ONE, 12)
     attempt.on_message(news)
     attempt.close()

@@ -62,8 +62,8 @@ def test_what_ci_runs_is_there() -> None:
 @pytest.mark.parametrize(
     ("log", "cell"),
     [
-        ("fit  1.0 s  ok\nmirrored (dtrain): 53 of 53 programs hold, in 86 s\n", (53, 53)),
-        ("mirrored (dtrain): 211 of 213 programs hold, in 86 s\n", (211, 213)),
+        ("fit  1.0 s  ok\nmirrored: 53 of 53 programs hold, in 86 s\n", (53, 53)),
+        ("mirrored: 211 of 213 programs hold, in 86 s\n", (211, 213)),
         ("..\n276 passed, 78 warnings in 51.63s\n", (276, 276)),
         ("..\n276 passed, 78 warnings in 67.12s (0:01:07)\n", (276, 276)),
         ("===== 274 passed, 1 skipped, 1 warning in 19.10s =====\n", (274, 274)),

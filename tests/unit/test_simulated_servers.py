@@ -140,7 +140,7 @@ def test_a_stuck_worker_is_killed_at_the_chiefs_request_but_no_later_process_of_
             yield FOR_EVER
         yield 10.0
         (worker,) = [each for each in job.handles if each.task == Task("worker", 1)]
-        task.send(Request(Task("worker", 1), "it is stuck", worker.pid + (not of_this_process)))
+        task.send(Request(Task("worker", 1), worker.pid + (not of_this_process), "it is stuck"))
         yield 20.0
 
     job = SimulatedJob(program, ps=1)

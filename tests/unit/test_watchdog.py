@@ -55,10 +55,10 @@ class Job:
             100 + task.index,
             step,
             phase,
+            step if done is None else done,
+            True,
             each,
             own,
-            True,
-            step if done is None else done,
             parts.get("reading"),
             parts.get("between"),
         )

@@ -193,6 +193,22 @@ print(before, len(tf.config.list_logical_devices()), tf.config.threading.get_int
     assert forked(["-c", program]).stdout == "1 3 3\n"
 
 
+def test_keras_imports_tensorflow_before_a_variable_is_set(forked: Run, executed: Run) -> None:
+    program = """
+import os, sys
+class Watch:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name in ("keras", "tensorflow"):
+            print(name, sorted({*os.environ} - before))
+before = {*os.environ}
+sys.meta_path.insert(0, Watch)
+import keras
+"""
+    for run in (forked, executed):
+        assert run(["-c", program]).stdout == "keras []\ntensorflow []\n"
+
+
 def test_a_program_that_sets_a_variable_of_an_import_runs_in_a_new_interpreter(forked: Run) -> None:
     program = "import os, sys; os.environ['TF_ENABLE_ONEDNN_OPTS'] = '0'; import tensorflow; print(sys.argv)"
     done = forked(["-c", program, "a"])

@@ -111,6 +111,8 @@ class _Hidden(MetaPathFinder, Loader):
         top = fullname.partition(".")[0]
         if top in _READ_VARIABLES and read_at_import(os.environ) != _early:  # the program has set one
             self._begin_again()
+        if top == "keras":
+            importlib.import_module("tensorflow")  # as Keras does; a task records its variables then
         if top in _WITH_ALL:
             os.environ.update(_set_by_import)
         for name in [each for each in _hidden if top in _WITH_ALL or each.partition(".")[0] == top]:

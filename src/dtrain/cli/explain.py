@@ -1,4 +1,4 @@
-"""`dtrain explain`: shows what the replicas of a script's training step communicate, and which lines need it.
+"""`dtrain explain`: tries a script as a job, and shows what its replicas communicate, and for which lines.
 
 It prints what `diagnosis/script_job.py` has found, as text or as JSON, and finds nothing itself.
 """
@@ -15,11 +15,12 @@ from dtrain.base.paths import check_script
 from dtrain.base.plain_text import cleaned
 from dtrain.base.text_table import lines_of
 from dtrain.base.words import counted
-from dtrain.cli.script_arguments import TIME_LIMIT, WORKERS, add_script, command_of
+from dtrain.cli.script_arguments import TIME_LIMIT, add_script, command_of
 from dtrain.errors import ConfigurationError
 
-HELP = "show what the replicas of a script's training step communicate, and which lines need it"
+HELP = "try a script as a job, and show what its replicas communicate, and which lines need it"
 
+_WORKERS = 2
 _LONGEST = 300  # characters of a cell
 
 
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "                      script.py [args ...]"
     )
     parser.add_argument(
-        "--workers", type=positive_integer, metavar="N", help=f"number of worker processes ({WORKERS})"
+        "--workers", type=positive_integer, metavar="N", help=f"number of worker processes ({_WORKERS})"
     )
     parser.add_argument(
         "--devices-per-worker",
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the plan of the first `fit`'s step; return 1 if the script fails, else 0.
+    """Print the findings to standard error, then the step's plan; return 1 if a check has failed, else 0.
 
     Raises:
         ConfigurationError: the script does not exist, or its step is not divided.
@@ -54,14 +55,14 @@ def run(args: argparse.Namespace) -> int:
         check_script(args.script)
     outcome = run_first_steps(
         command_of(args),
-        workers=args.workers or WORKERS,
+        workers=args.workers or _WORKERS,
         limit=args.time_limit or TIME_LIMIT,
         shown=sys.stderr,
         devices_per_worker=args.devices_per_worker,
     )
+    for check, finding in outcome.findings:
+        print(finding.as_text(check), file=sys.stderr)
     if outcome.failed:
-        for check, finding in outcome.findings:
-            print(f"{finding.status:<4}  {check}: {cleaned(finding.found, _LONGEST)}.", file=sys.stderr)
         return 1
     first = outcome.reports[0]
     under = f"{first['strategy']}, {counted(first['replicas'], 'replica')}"

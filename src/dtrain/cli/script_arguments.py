@@ -10,9 +10,6 @@ from dtrain.base.option_fields import seconds
 TIME_LIMIT = 300.0
 """Seconds after which the script is ended, by default."""
 
-WORKERS = 2
-"""The number of worker processes, by default."""
-
 
 def add_script(parser: Any, **how: Any) -> None:
     """Declare the script, its arguments, and how long it may take.

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Literal
 
 from dtrain.base.clock import REAL, Clock
+from dtrain.base.plain_text import cleaned
 from dtrain.diagnosis.peer_probe import PeerResult
 from dtrain.environments.topology import Task, Topology
 
 Status = Literal["ok", "warn", "fail"]
+
+_LONGEST = 1000  # characters of a line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,12 @@ class CheckResult:
     def as_dict(self, check: str) -> dict[str, str]:
         """The result as data for JSON, with the name of its check."""
         return {"check": check, **asdict(self)}
+
+    def as_text(self, check: str) -> str:
+        """The lines that show the result, with the name of its check."""
+        text = f"{self.status:<4}  {check}: {cleaned(self.found, _LONGEST).rstrip('.')}."
+        remedy = cleaned(self.remedy, _LONGEST).rstrip(".")
+        return f"{text}\n      Remedy: {remedy}." if remedy else text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,6 @@ before anything else is sent or read. `peer_checks` evaluates the results.
 from __future__ import annotations
 
 import contextlib
-import io
-import json
 import math
 import socket
 import statistics
@@ -22,10 +20,11 @@ from dtrain.base.clock import REAL, Clock, Deadline
 from dtrain.base.tcp import bind_everywhere, split_address
 from dtrain.environments.topology import Task, Topology
 from dtrain.process_group.acceptor import Acceptor
-from dtrain.process_group.proof import Handshake, Signer, introduce
+from dtrain.process_group.proof import Handshake, introduce
 from dtrain.process_group.secret import Secret
+from dtrain.process_group.signed_frames import SignedFrames
 
-_LINE = 1 << 16  # the most bytes of a message
+_BLOCK = 1 << 20  # the most bytes to receive at once
 _ANSWER = 10.0  # seconds within which a peer must answer a message
 _CONNECT = 3.0  # seconds within which a host must answer a connection attempt
 _EXCHANGE_SECONDS = 30.0  # seconds that all messages with one peer may take
@@ -69,21 +68,6 @@ class PeerResult:
     clock: float = 0.0
 
 
-class _Received(io.RawIOBase):
-    """The bytes that a connection receives until a deadline."""
-
-    def __init__(self, connection: socket.socket, deadline: Deadline) -> None:
-        self._connection, self._deadline = connection, deadline
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        # Limited at each read, because a peer that sends byte by byte never exceeds a socket's timeout.
-        self._connection.settimeout(_time_for_an_answer(self._deadline))
-        return self._connection.recv_into(buffer)
-
-
 def handshake_with_peer(secret: Secret, task: Task) -> Handshake:
     """The proof of a task that has connected to a peer."""
     return Handshake(secret, _PURPOSE, str(task), _ANY)
@@ -94,51 +78,51 @@ def handshake_of_peer(secret: Secret) -> Handshake:
     return Handshake(secret, _PURPOSE, _ANY)
 
 
-class SignedConnection:
-    """Signed messages over one connection; a signature holds for one message of one connection.
+class Channel:
+    """Sends and receives messages on one connection, in turns.
 
     Args:
-        connection: the connection.
+        sock: the connection.
         handshake: its handshake, which has succeeded.
         deadline: until when messages may be exchanged.
     """
 
-    def __init__(self, connection: socket.socket, handshake: Handshake, deadline: Deadline) -> None:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connection, self._deadline = connection, deadline
-        self.file = io.BufferedReader(_Received(connection, deadline))
-        self._signer = Signer(handshake)
+    def __init__(self, sock: socket.socket, handshake: Handshake, deadline: Deadline) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock, self._deadline = sock, deadline
+        self._frames = SignedFrames(handshake.key, connected=handshake.connected)
 
     def send_bytes(self, data: bytes) -> None:
         """Sends bytes without a signature."""
-        self._connection.settimeout(_time_for_an_answer(self._deadline))
-        self._connection.sendall(data)
+        self._sock.settimeout(_time_for_an_answer(self._deadline))
+        self._sock.sendall(data)
 
-    def send(self, **message: Any) -> None:
+    def receive_bytes(self, most: int) -> bytes:
+        """Receives bytes without a signature, at least one.
+
+        Raises:
+            ProbeError: the peer has ended the connection, or the time of the exchange is over.
+        """
+        # Limited at each read, because a peer that sends byte by byte never exceeds a socket's timeout.
+        self._sock.settimeout(_time_for_an_answer(self._deadline))
+        if not (data := self._sock.recv(most)):
+            raise ProbeError("it ended the connection")
+        return data
+
+    def send(self, kind: str, /, **content: Any) -> None:
         """Sends a message."""
-        body = json.dumps(message).encode()
-        self.send_bytes(self._signer.sign(body).hex().encode() + b" " + body + b"\n")
+        self.send_bytes(self._frames.encode_message(kind, **content))
 
     def receive(self) -> dict[str, Any]:
         """Receives a message.
 
         Raises:
-            ProbeError: the peer has not signed the message, or does not follow the protocol.
+            ForgedFrameError: the peer has not signed the message, or does not follow the protocol.
+            ProbeError: as `receive_bytes`.
         """
-        line = self.file.readline(_LINE)
-        signature, _, body = line.rstrip(b"\n").partition(b" ")
-        if not line:
-            raise ProbeError("it ended the connection")
-        try:
-            signed = bytes.fromhex(signature.decode("ascii"))
-        except ValueError:
-            signed = b""
-        if not self._signer.has_signed(signed, body):
-            raise ProbeError("a message in its name is not signed by it")
-        message = json.loads(body)
-        if not isinstance(message, dict):
-            raise ProbeError("it sent a message in an unexpected form")
-        return message
+        while True:
+            for message in self._frames.decode_messages(self.receive_bytes(_BLOCK)):
+                return message
 
 
 class PeerProbe:
@@ -215,7 +199,7 @@ class PeerProbe:
                 ):
                     handshake = handshake_with_peer(self._secret, self._topology.task)
                     introduce(connection, handshake, Deadline(self._clock, self._clock.now() + _ANSWER))
-                    self._measure(SignedConnection(connection, handshake, limit), peer)
+                    self._measure(Channel(connection, handshake, limit), peer)
                 peer.problem = ""
                 return
             except _FAULTS as error:
@@ -224,13 +208,13 @@ class PeerProbe:
                 return
             self._clock.sleep(_PAUSE)
 
-    def _measure(self, channel: SignedConnection, peer: PeerResult) -> None:
-        channel.send(kind="facts", **self._facts)
+    def _measure(self, channel: Channel, peer: PeerResult) -> None:
+        channel.send("facts", **self._facts)
         peer.facts = channel.receive()
         trips, clocks = [], []
         for _ in range(_PINGS):
             begun, clock = time.perf_counter(), time.time()
-            channel.send(kind="ping")
+            channel.send("ping")
             answer = channel.receive()
             trips.append(time.perf_counter() - begun)
             theirs = float(answer["time"])
@@ -239,15 +223,16 @@ class PeerProbe:
             clocks.append(theirs - clock - trips[-1] / 2)
         peer.latency, peer.clock = statistics.median(trips) / 2, statistics.median(clocks)
         for size in (_SMALL, _LARGE):
+            channel.send("bytes", count=size)
+            channel.receive()  # from here on, the peer receives bytes
             begun = time.perf_counter()
-            channel.send(kind="bytes", count=size)
             channel.send_bytes(bytes(size))
             channel.receive()
             took = time.perf_counter() - begun
             peer.bandwidth = size * 8 / took
             if took > _FAST:
                 break
-        channel.send(kind="done")
+        channel.send("done")
         channel.receive()
 
     def _start_serving(self, connection: socket.socket, handshake: Handshake) -> None:
@@ -255,17 +240,18 @@ class PeerProbe:
 
     def _serve(self, connection: socket.socket, handshake: Handshake) -> None:
         with connection, contextlib.suppress(*_FAULTS), _limited(self._clock) as limit:
-            channel = SignedConnection(connection, handshake, limit)
+            channel = Channel(connection, handshake, limit)
             channel.receive()  # its facts
-            channel.send(**self._facts)
+            channel.send("facts", **self._facts)
             while True:
                 message = channel.receive()
-                if message["kind"] == "bytes":
+                if message["dtrain"] == "bytes":
+                    channel.send("ready")
                     left = min(int(message["count"]), _LARGE)
-                    while left and (block := channel.file.read(min(left, 1 << 20))):
-                        left -= len(block)
-                channel.send(time=time.time())
-                if message["kind"] == "done":
+                    while left > 0:
+                        left -= len(channel.receive_bytes(min(left, _BLOCK)))
+                channel.send("time", time=time.time())
+                if message["dtrain"] == "done":
                     self._done.add(handshake.peer)
                     return
 

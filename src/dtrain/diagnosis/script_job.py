@@ -1,7 +1,7 @@
 """Starts the user's script as a real job, ends it after two steps, and reports on it.
 
-`dtrain doctor --job` shows what it finds, `dtrain explain` what the step communicates. Each task runs
-`first_steps.py`. The checks of hosts are in `host_checks.py` and `peer_checks.py`.
+`dtrain explain` shows what it finds. Each task runs `first_steps.py`. The checks of hosts are in
+`host_checks.py` and `peer_checks.py`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def run_first_steps(
     Raises:
         ProcessEnd: this process received a signal that ended the job.
     """
-    with tempfile.TemporaryDirectory(prefix="dtrain-doctor-") as folder, tempfile.TemporaryFile("w+") as log:
+    with tempfile.TemporaryDirectory(prefix="dtrain-explain-") as folder, tempfile.TemporaryFile("w+") as log:
         gpus = visible_gpus()
         with _time_limit(limit) as late:
             status = launch_local(

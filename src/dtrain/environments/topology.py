@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 from dtrain.base.plain_text import shortened
 from dtrain.base.tcp import split_address
@@ -43,10 +43,10 @@ _KINDS: dict[type, str] = {
 
 @dataclass(frozen=True)
 class Task:
-    """One process of a job, such as `worker 1`."""
+    """One process of a job, such as `worker 1`. Only messages are checked by the fields' ranges."""
 
-    job: str
-    index: int
+    job: Annotated[str, KNOWN_JOBS]
+    index: Annotated[int, range(MOST_TASKS)]
 
     def __str__(self) -> str:
         return f"{self.job} {self.index}"

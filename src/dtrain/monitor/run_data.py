@@ -247,7 +247,6 @@ class RunData(EventSummary):
         record: the content of `run.json`, unchecked; empty if it is missing or cannot be read.
         state: whether and how the run has ended.
         state_text: the state in words.
-        scalars: TensorBoard's values that are not by epoch: for each tag, pairs of step and value.
         problems: one sentence for each part of its files that could not be read.
         sources: the files that were read.
     """
@@ -257,7 +256,6 @@ class RunData(EventSummary):
     record: Mapping[str, Any]
     state: State
     state_text: str
-    scalars: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
 

@@ -28,9 +28,8 @@ from dtrain.monitor.line_files import (
 from dtrain.monitor.run_data import RATE, Epoch, EventSummary, RunData, State
 from dtrain.monitor.run_directory import MOST_BYTES, RunDirectory, is_locked
 from dtrain.monitor.run_events import summarize_events
-from dtrain.monitor.tensorboard_file import Scalars, read_tensorboard
 
-_LOOKED_FOR = ("run.json", EVENTS, METRICS, "tensorboard/")
+_LOOKED_FOR = ("run.json", EVENTS, METRICS)
 _HOLDS = f"a run directory holds {', '.join(_LOOKED_FOR[:-1])} or {_LOOKED_FOR[-1]}"
 
 
@@ -88,11 +87,6 @@ def read_run(path: str | os.PathLike[str], *, name: str = "") -> RunData:
         by_epoch, unread = parse_metrics(content, running=running)
         problems += unread
         sources += [METRICS] if by_epoch else []
-    scalars: dict[str, tuple[tuple[float, float], ...]] = {}
-    if not summary.epochs and not by_epoch and directory.tensorboard.is_dir():
-        by_epoch, scalars, unread = _tensorboard(directory)
-        problems += unread
-        sources.append("tensorboard/")
     state, text = _state(record, summary, process, _last_sign(directory, summary))
     return RunData(
         **vars(dataclasses.replace(summary, epochs=_merge(summary.epochs, by_epoch))),
@@ -101,7 +95,6 @@ def read_run(path: str | os.PathLike[str], *, name: str = "") -> RunData:
         record=record,
         state=state,
         state_text=text,
-        scalars=scalars,
         problems=tuple(problems),
         sources=tuple(sources),
     )
@@ -176,25 +169,6 @@ def _read(file: Path, most: int, problems: list[str]) -> bytes | None:
     except OSError as error:
         problems.append(f"{file.name} cannot be read: {error.strerror or error}.")
         return None
-
-
-def _tensorboard(
-    directory: RunDirectory,
-) -> tuple[dict[int, dict[str, float | None]], dict[str, tuple[tuple[float, float], ...]], list[str]]:
-    named, others, problems = read_tensorboard(directory.tensorboard)
-    by_epoch: dict[int, dict[str, float | None]] = {}
-    for name, values in named.items():
-        for epoch, value in values.items():
-            by_epoch.setdefault(epoch, {})[name] = value
-    return by_epoch, _points(others), problems
-
-
-def _points(scalars: Scalars) -> dict[str, tuple[tuple[float, float], ...]]:
-    kept = {
-        tag: tuple((float(step), value) for step, value in sorted(values.items()) if value is not None)
-        for tag, values in scalars.items()
-    }
-    return {tag: points for tag, points in kept.items() if points}
 
 
 def _merge(

@@ -1,4 +1,4 @@
-"""Accepts connections, and hands on those whose other end has proved that it knows the secret.
+"""Accepts connections, and hands on those whose other end has proved that it knows the secret, or said hello.
 
 It reads from all connections at the same time, each with a short time limit, so that unknown clients that
 send nothing, garbage, or many connections do not delay the others. Nothing is told to them.
@@ -6,121 +6,148 @@ send nothing, garbage, or many connections do not delay the others. Nothing is t
 
 from __future__ import annotations
 
-import contextlib
-import select
+import selectors
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 from dtrain.base.clock import REAL, Clock, Deadline
 from dtrain.base.log import logger
 from dtrain.base.tcp import accept
-from dtrain.process_group.proof import Handshake
+from dtrain.process_group.proof import ProofError
 
-_PATIENCE = 2.0  # seconds within which a connection must prove that it knows the secret
-_MOST_UNAUTHENTICATED = 64  # connections without a proof that may be open; beyond that, the oldest are closed
+MOST_PENDING = 64
+"""Connections that may be open before their introduction is complete."""
+
 _CHECK_INTERVAL = 0.2  # seconds between two checks of silent connections
 
 
-@dataclass
-class _PendingConnection:
-    sock: socket.socket
-    handshake: Handshake
-    until: Deadline
+class Introduction(Protocol):
+    """What the other end of a new connection must send first; a `Handshake` is one."""
+
+    @property
+    def wanted(self) -> int:
+        """The most bytes to receive next."""
+
+    @property
+    def proved(self) -> bool:
+        """Whether all has come."""
+
+    def receive(self, data: bytes) -> bytes:
+        """As `Handshake.receive`; any OSError closes the connection."""
 
 
-class Acceptor:
-    """Accepts connections until `stop` is called.
+AnIntroduction = TypeVar("AnIntroduction", bound=Introduction)
+
+
+class Acceptor(Generic[AnIntroduction]):
+    """Accepts connections, in a thread by `run`, or in the caller's loop by `serve`.
 
     Args:
-        listeners: listening sockets; the caller closes them, after `run` has returned.
-        handshake: makes this end's part of the handshake with a new connection.
-        on_peer: gets each connection whose other end has proved that it knows the secret, with the handshake;
-            the connection is its own from then on.
+        listeners: listening sockets; the caller closes them, after `close` or the end of `run`.
+        introduction: makes this end's part of the introduction of a new connection.
+        on_peer: gets each connection whose introduction is complete, with the introduction; the connection
+            is its own from then on, and does not block.
         clock: the clock of all time limits.
+        on_refused: gets the introduction of each connection whose other end has sent a wrong proof.
+        log: gets a line if the system has no free descriptor.
+        patience: seconds within which an introduction must be complete.
+        most: how many incomplete ones may be open; beyond that, the oldest connections are closed.
     """
 
     def __init__(
         self,
         listeners: Sequence[socket.socket],
-        handshake: Callable[[], Handshake],
-        on_peer: Callable[[socket.socket, Handshake], None],
+        introduction: Callable[[], AnIntroduction],
+        on_peer: Callable[[socket.socket, AnIntroduction], None],
         clock: Clock = REAL,
+        *,
+        on_refused: Callable[[AnIntroduction], None] = lambda introduction: None,
+        log: Callable[[str], None] = lambda line: logger.warning("While workers connect, %s", line),
+        patience: float = 2.0,
+        most: int = MOST_PENDING,
     ) -> None:
-        self._listeners = {sock.fileno(): sock for sock in listeners}
-        self._handshake = handshake
+        self._introduction = introduction
         self._on_peer = on_peer
         self._clock = clock
-        self._pending: dict[int, _PendingConnection] = {}  # the oldest first
-        self._stopping, self._stop = socket.socketpair()
-        self._poll = select.poll()
-        self._poll.register(self._stopping, select.POLLIN)
+        self._on_refused = on_refused
+        self._log = log
+        self._patience = patience
+        self._most = most
+        self._pending: dict[socket.socket, Deadline] = {}  # the oldest first
+        self._stopped, self._stop = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
         for sock in listeners:
-            sock.setblocking(False)
-            self._poll.register(sock, select.POLLIN)
+            self.watch(sock, partial(self._accept, sock))
 
     def stop(self) -> None:
         """Make `run` return."""
         self._stop.close()
 
     def run(self) -> None:
-        """Accept connections until `stop` is called, or a listener is closed."""
+        """Accept connections until `stop` is called."""
+        running = [True]
+        self.watch(self._stopped, running.clear)
         try:
-            while self._serve():
-                self._close_old()
-        except OSError:
-            pass  # a listener is closed
+            while running:
+                self.serve()
         finally:
-            for connection in list(self._pending.values()):
-                self._close(connection)
-            self._stopping.close()
+            self.close()
 
-    def _serve(self) -> bool:
-        for number, _ in self._poll.poll(_CHECK_INTERVAL * 1000):
-            if number == self._stopping.fileno():
-                return False
-            if number in self._listeners:
-                self._accept(self._listeners[number])
-            elif number in self._pending:
-                self._receive(self._pending[number])
-        return True
+    def serve(self, seconds: float = _CHECK_INTERVAL) -> None:
+        """Take what comes within so many seconds, and within 0.2 s, so that old connections are closed."""
+        for key, _ in self._selector.select(min(seconds, _CHECK_INTERVAL)):
+            if self._selector.get_map().get(key.fd) is key:  # an earlier event may have closed it
+                key.data()
+        self._close_old(self._most)
+
+    def watch(self, sock: socket.socket, on_data: Callable[[], None]) -> None:
+        """Have `serve` also call a function when a socket can be read; the socket is made non-blocking."""
+        sock.setblocking(False)
+        self._selector.register(sock, selectors.EVENT_READ, data=on_data)
+
+    def forget(self, sock: socket.socket) -> None:
+        """End a `watch`."""
+        self._selector.unregister(sock)
+
+    def close(self) -> None:
+        """Close the connections whose introduction is not complete."""
+        self._close_old(0)
+        self._selector.close()
+        self._stopped.close()
+        self._stop.close()
 
     def _accept(self, listener: socket.socket) -> None:
-        sock = accept(listener, lambda line: logger.warning("While workers connect, %s", line), self._clock)
+        sock = accept(listener, self._log, self._clock)
         if sock is None:
-            self._close_old(most=len(self._pending) - 1)
+            self._close_old(max(0, len(self._pending) - 1))
             return
-        sock.setblocking(False)
-        until = self._clock.deadline(_PATIENCE)
-        self._pending[sock.fileno()] = _PendingConnection(sock, self._handshake(), until)
-        self._poll.register(sock, select.POLLIN)
+        self._pending[sock] = self._clock.deadline(self._patience)
+        self.watch(sock, partial(self._receive, sock, self._introduction()))
 
-    def _receive(self, connection: _PendingConnection) -> None:
-        handshake = connection.handshake
+    def _receive(self, sock: socket.socket, introduction: AnIntroduction) -> None:
+        data = b""
         try:
-            answer = handshake.receive(connection.sock.recv(handshake.wanted))
-            connection.sock.sendall(answer)  # the empty send buffer takes it
+            data = sock.recv(introduction.wanted)
+            sock.sendall(introduction.receive(data))  # the empty send buffer takes it
         except BlockingIOError:
             return
-        except OSError:  # the other end does not know the secret, or is gone
-            self._close(connection)
+        except OSError as error:  # the other end does not know the secret, or is gone
+            self._take(sock).close()
+            if data and isinstance(error, ProofError):
+                self._on_refused(introduction)
             return
-        if handshake.proved:
-            self._unregister(connection)
-            self._on_peer(connection.sock, handshake)
+        if introduction.proved:
+            self._on_peer(self._take(sock), introduction)
 
-    def _close_old(self, most: int = _MOST_UNAUTHENTICATED) -> None:
-        pending = list(self._pending.values())
-        for index, connection in enumerate(pending):
-            if connection.until.passed() or index < len(pending) - max(0, most):
-                self._close(connection)
+    def _close_old(self, most: int) -> None:
+        excess = len(self._pending) - most
+        for index, (sock, until) in enumerate([*self._pending.items()]):
+            if index < excess or until.passed():
+                self._take(sock).close()
 
-    def _close(self, connection: _PendingConnection) -> None:
-        self._unregister(connection)
-        with contextlib.suppress(OSError):
-            connection.sock.close()
-
-    def _unregister(self, connection: _PendingConnection) -> None:
-        number = connection.sock.fileno()
-        self._poll.unregister(number)
-        del self._pending[number]
+    def _take(self, sock: socket.socket) -> socket.socket:
+        self.forget(sock)
+        del self._pending[sock]
+        return sock

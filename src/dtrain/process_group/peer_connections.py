@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from dtrain.base.clock import REAL, Clock, Deadline
 from dtrain.base.plain_text import cleaned
 from dtrain.process_group.peer_link import (
-    ForgedFrameError,
     LostPeers,
     PeerLink,
     Wakeup,
@@ -26,7 +25,8 @@ from dtrain.process_group.peer_link import (
     this_process,
 )
 from dtrain.process_group.peer_liveness import CHECK_INTERVAL, PeerLiveness
-from dtrain.process_group.rendezvous_lines import Connection
+from dtrain.process_group.rendezvous_verdict import Connection
+from dtrain.process_group.signed_frames import ForgedFrameError
 
 # The kinds of frames that are handled here; a subclass has others.
 # HELLO is each side's first frame; the first worker sends nothing before the other's.

@@ -1,14 +1,12 @@
-"""Frames on one connection between two workers: their format, their signatures, and the buffers around them.
+"""One connection between two workers: sends and receives their `signed_frames`, as the socket allows.
 
-The connection comes from the rendezvous, which has authenticated both ends. If the job has a secret, each
-frame is signed with a key of this connection and with its number, so that no frame can be forged, changed,
-replayed or left out on the way. Nothing is encrypted. `peers` decides what the frames mean.
+The connection comes from the rendezvous, which has authenticated both ends. `peers` decides what the frames
+mean.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
 import socket
 import struct
@@ -20,12 +18,10 @@ from dtrain.base.clock import REAL, Clock
 from dtrain.base.plain_text import cleaned
 from dtrain.base.tcp import notice_broken_link
 from dtrain.errors import AuthenticationError, PeerMissingError
-from dtrain.process_group.rendezvous_lines import Connection
+from dtrain.process_group.rendezvous_verdict import Connection
 
-_HEADER = struct.Struct("!BQQ")  # the kind, a number, and the size of the body
 _SIZE = struct.Struct("!Q")
 _AT_ONCE = 1 << 20  # bytes in one call of receive
-_SIGNATURE = 32  # bytes
 _LARGE = 1 << 16  # bytes; a body of as many is not copied to be sent
 _HOST = 100  # the most characters kept of the name of another worker's host
 _LARGEST = 1 << 34  # bytes of a body; without a limit, a forged size would be waited for
@@ -37,16 +33,12 @@ HINT = (
 )
 
 
-class ForgedFrameError(OSError):
-    """A frame cannot come from the worker at the other end; the connection cannot be used any more."""
-
-
 class PeerLink:
     """One end of a connection to another worker; the caller holds a lock around each call.
 
     Args:
         worker: the number of the worker at the other end.
-        connection: the socket and its key; the link owns them from now on.
+        connection: the socket and its frames; the link owns them from now on.
         first: whether this end is the first worker's.
 
     Attributes:
@@ -65,10 +57,7 @@ class PeerLink:
         notice_broken_link(self.sock)
         self.open = not first
         self.process: tuple[str, int] | None = None
-        self._key = connection.key
-        self._ends = (b"first", b"other") if first else (b"other", b"first")
-        self._frames_sent = self._frames_received = 0
-        self._inbox = bytearray()
+        self._frames = connection.frames
         self._outbox: deque[memoryview] = deque()
 
     @property
@@ -84,12 +73,10 @@ class PeerLink:
         Raises:
             OSError: the connection is lost.
         """
-        header = _HEADER.pack(kind, number, len(body))
-        parts = [header, body, self._signature(self._ends[0], self._frames_sent, header, body)]
+        parts = self._frames.encode(kind, number, body)
         if len(body) < _LARGE:
             parts = [b"".join(parts)]
         self._outbox += [memoryview(part) for part in parts if part]
-        self._frames_sent += 1
         self.flush()
 
     def flush(self) -> None:
@@ -120,41 +107,11 @@ class PeerLink:
             return
         if not more:
             raise OSError("it ended its program, or was killed")
-        self._inbox += more
-        while (frame := self._next_frame()) is not None:
-            yield frame
+        yield from self._frames.decode(more, _LARGEST)
 
     def close(self) -> None:
         """Closes the connection."""
         self.sock.close()
-
-    def _next_frame(self) -> tuple[int, int, bytes] | None:
-        if len(self._inbox) < _HEADER.size:
-            return None
-        header = bytes(self._inbox[: _HEADER.size])
-        kind, number, size = _HEADER.unpack(header)
-        if size > _LARGEST:
-            raise ForgedFrameError("a message in its name cannot be read: its size is impossible")
-        end = _HEADER.size + size
-        whole = end + (_SIGNATURE if self._key else 0)
-        if len(self._inbox) < whole:
-            return None
-        with memoryview(self._inbox) as inbox:
-            body, signature = bytes(inbox[_HEADER.size : end]), bytes(inbox[end:whole])
-        del self._inbox[:whole]
-        right = self._signature(self._ends[1], self._frames_received, header, body)
-        if not hmac.compare_digest(signature, right):
-            raise ForgedFrameError("a message in its name is not signed by it")
-        self._frames_received += 1
-        return kind, number, body
-
-    def _signature(self, end: bytes, count: int, header: bytes, body: bytes) -> bytes:
-        """The HMAC-SHA256 of the sender's end, the number of the frame, and the frame; b"" without a key."""
-        if not self._key:
-            return b""
-        mac = hmac.new(self._key, b"%b %d %b" % (end, count, header), "sha256")
-        mac.update(body)
-        return mac.digest()
 
 
 class LostPeers:

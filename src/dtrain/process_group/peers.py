@@ -22,7 +22,7 @@ from dtrain.process_group.operations import Operations
 from dtrain.process_group.peer_connections import PeerConnections
 from dtrain.process_group.peer_link import joined, split
 from dtrain.process_group.rendezvous import run_rendezvous
-from dtrain.process_group.rendezvous_lines import Connection
+from dtrain.process_group.rendezvous_verdict import Connection
 from dtrain.process_group.secret import Secret, job_secret
 from dtrain.process_group.stops import StopVotes
 

@@ -71,7 +71,6 @@ class Handshake:
         wanted: the number of bytes to receive next. The caller receives no more than these, so what follows
             the handshake stays in the socket.
         peer: the name of the other end; before the proof, it is what that end claims.
-        key: a secret of this connection, which only both ends know; None before the other end's proof.
     """
 
     def __init__(self, secret: Secret, purpose: str, name: str, peer: str | None = None) -> None:
@@ -80,14 +79,25 @@ class Handshake:
         self._inbox = b""
         self.connected = peer is not None
         self.peer = peer or ""
-        self.key: Secret | None = None
+        self._key: Secret | None = None
         self._steps = self._connecting() if self.connected else self._accepting()
         self.first, self.wanted = next(self._steps)
 
     @property
     def proved(self) -> bool:
         """Whether the other end has proved that it knows the secret."""
-        return self.key is not None
+        return self._key is not None
+
+    @property
+    def key(self) -> Secret:
+        """A secret of this connection, which only both ends know.
+
+        Raises:
+            RuntimeError: the other end has not proved that it knows the job's secret.
+        """
+        if self._key is None:
+            raise RuntimeError("the handshake is not over")
+        return self._key
 
     def receive(self, data: bytes) -> bytes:
         """Take received bytes, at most `wanted`; returns what to send.
@@ -142,36 +152,7 @@ class Handshake:
 
     def _agree(self, connected: ConnectionEnd, accepted: ConnectionEnd) -> None:
         ends = (part for end in (connected, accepted) for part in (end.name, end.challenge))
-        self.key = self._secret.derive("connection", self._purpose, *ends)
-
-
-class Signer:
-    """Signs this end's messages on one connection, and checks those of the other end.
-
-    A signature holds for one message, its direction and its number, so that no message can be forged,
-    changed, repeated or left out on the way.
-
-    Args:
-        handshake: the handshake of the connection, which has succeeded.
-    """
-
-    def __init__(self, handshake: Handshake) -> None:
-        if handshake.key is None:
-            raise RuntimeError("the handshake is not over")
-        self._key = handshake.key.derive("messages")
-        self._sides = ("connected", "accepted") if handshake.connected else ("accepted", "connected")
-        self._sent = self._received = 0
-
-    def sign(self, body: bytes) -> bytes:
-        """The signature of this end's next message."""
-        self._sent += 1
-        return self._key.sign(self._sides[0], self._sent, body)
-
-    def has_signed(self, signature: bytes, body: bytes) -> bool:
-        """Whether this is the other end's signature of its next message; only then is it counted."""
-        right = self._key.has_signed(signature, self._sides[1], self._received + 1, body)
-        self._received += right
-        return right
+        self._key = self._secret.derive("connection", self._purpose, *ends)
 
 
 def introduce(

@@ -29,16 +29,10 @@ from dtrain.errors import (
 )
 from dtrain.process_group.logged_wait import LoggedWait
 from dtrain.process_group.proof import introduce
-from dtrain.process_group.rendezvous_lines import (
-    ERRORS,
-    MESSAGE_LIMIT,
-    Connection,
-    Lines,
-    handshake_with_first,
-    missing_error,
-)
 from dtrain.process_group.rendezvous_server import HELLO_PATIENCE, RendezvousServer
+from dtrain.process_group.rendezvous_verdict import ERRORS, Connection, handshake_with_first, missing_error
 from dtrain.process_group.secret import Secret, job_secret
+from dtrain.process_group.signed_frames import PROTOCOL, SignedFrames
 
 _PORT_PATIENCE = 2.0  # seconds that a port may still be held by a process that is just ending
 _FIRST_PAUSE = 0.01  # seconds between the first tries to connect, because tasks often start together
@@ -192,12 +186,12 @@ class _Rendezvous:
         if sock is None:
             return None
         verdict: dict[str, Any] | None = None
-        lines: Lines | None = None
+        frames: SignedFrames | None = None
         with contextlib.suppress(OSError):
-            lines = self._introduce(sock, deadline)
-            verdict = self._exchange(sock, lines, deadline, problem)
-        if lines is not None and verdict is not None and verdict["dtrain"] == "go":
-            return Connection(sock, lines.key())
+            frames = self._introduce(sock, deadline)
+            verdict = self._exchange(sock, frames, deadline, problem)
+        if frames is not None and verdict is not None and verdict["dtrain"] == "go":
+            return Connection(sock, frames)
         sock.close()
         if verdict is None:
             if not deadline.passed():
@@ -208,67 +202,64 @@ class _Rendezvous:
         make = ERRORS.get(kind, PeerMismatchError) if isinstance(kind, str) else PeerMismatchError
         raise make(_text(message, self._refusal()), hint=_text(hint, _SEE_LOG))
 
-    def _introduce(self, sock: socket.socket, deadline: Deadline) -> Lines:
+    def _introduce(self, sock: socket.socket, deadline: Deadline) -> SignedFrames:
         """Have both sides prove that they know the job's secret, if it has one.
 
         Raises:
             OSError: the other side did not, or the connection is lost.
         """
         if self._secret is None:
-            return Lines(None)
+            return SignedFrames(None, connected=True)
         handshake = handshake_with_first(self._secret, self._topology.task, self._first_address)
         until = self._clock.deadline(min(HELLO_PATIENCE, deadline.left()))
         self._foreign = True  # what answers there, until it has proved otherwise
         introduce(sock, handshake, until, self._log_wait)
         self._foreign = False
-        return Lines(handshake)
+        return SignedFrames(handshake.key, connected=True)
 
     def _log_wait(self) -> None:
         self._wait.log_if_due(self._missing or [self._describe_first()])
 
     def _exchange(
-        self, sock: socket.socket, lines: Lines, deadline: Deadline, problem: str
+        self, sock: socket.socket, frames: SignedFrames, deadline: Deadline, problem: str
     ) -> dict[str, Any] | None:
         """Send a hello and wait for the first task's verdict; None without one before the deadline."""
         hello: dict[str, Any] = {
+            "protocol": PROTOCOL,
             "job": self._topology.task_type,
             "index": self._topology.task_index,
             "process": self._process,
             "cluster": self._topology.jobs,
             "problem": problem,
         }
-        inbox = b""
         answers_until = self._clock.deadline(min(HELLO_PATIENCE, deadline.left()))
         verdict_until = Deadline(self._clock, deadline.at + _VERDICT_PATIENCE)
         gave_up = answered = False
-        sock.sendall(lines.encode("hello", **hello))
+        sock.sendall(frames.encode_message("hello", **hello))
         while not verdict_until.passed():
             if not answered and answers_until.passed():
                 self._foreign = True  # the other side accepted the connection but does not speak the protocol
                 return None
             if deadline.passed() and not gave_up:
                 gave_up = True
-                sock.sendall(lines.encode("gave up"))
+                sock.sendall(frames.encode_message("gave up"))
             sock.settimeout(min(0.5, max(0.05, deadline.left())))
             try:
                 chunk = sock.recv(65536)
             except TimeoutError:
                 self._wait.log_if_due(self._missing)
                 continue
-            *received, inbox = (inbox + chunk).split(b"\n")
-            for message in map(lines.decode, received):
-                self._foreign = message is None
-                if message is None:
-                    return None
+            if not chunk:
+                return None
+            self._foreign = True  # until it is found to be a message
+            for message in frames.decode_messages(chunk):
+                self._foreign = False
                 if message["dtrain"] == "go" and gave_up:
                     return None  # it crossed "gave up", which the first task now reads as a broken connection
                 if message["dtrain"] in ("go", "error"):
                     return message
                 answered = True
                 self._missing = self._names_in(message)
-            if not chunk or len(inbox) > MESSAGE_LIMIT:
-                self._foreign = self._foreign or (bool(inbox) and not answered)  # it was no line of dtrain's
-                return None
         return None
 
     def _names_in(self, message: dict[str, Any]) -> list[str]:

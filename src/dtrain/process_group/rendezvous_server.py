@@ -7,50 +7,84 @@ secret.
 
 from __future__ import annotations
 
-import selectors
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
-from dtrain.base.clock import Deadline
 from dtrain.base.plain_text import cleaned
-from dtrain.base.tcp import accept
 from dtrain.environments.topology import Task, Topology
+from dtrain.process_group.acceptor import MOST_PENDING, Acceptor
 from dtrain.process_group.logged_wait import LoggedWait
-from dtrain.process_group.proof import Handshake, ProofError
-from dtrain.process_group.rendezvous_lines import (
-    MESSAGE_LIMIT,
-    PROTOCOL,
+from dtrain.process_group.proof import Handshake
+from dtrain.process_group.rendezvous_verdict import (
     Connection,
-    Lines,
     Verdict,
     handshake_of_first,
     mismatch,
     missing_error,
 )
 from dtrain.process_group.secret import Secret
+from dtrain.process_group.signed_frames import PROTOCOL, SignedFrames
 
 HELLO_PATIENCE = 5.0  # seconds that each side gives the other for its first message
 _LINGER = 5.0  # seconds that the first task stays after a failure, to tell late tasks the reason
-_UNIDENTIFIED = 64  # connections without a hello that may be open; of more, the oldest are closed
+_AT_ONCE = 1 << 16  # bytes in one call of receive
 _LOGGED = 10  # refusals that are logged, and repeated in the error if the rendezvous fails
 _HIGHEST = 1_000_000  # an upper bound of task indices
 _SHOWN = 400  # characters shown of a refused process's text
 _NAME = 40  # characters shown of the name of a task
 
 
-@dataclass
 class Peer:
-    """A connection to the first task; `task` is None until the peer has sent a hello that fits this job."""
+    """A connection to the first task; an `Acceptor` has it until its other end has said hello.
 
+    Args:
+        handshake: the proof that comes before the hello; None if the job has no secret.
+
+    Attributes:
+        handshake: as given.
+        frames: set after the proof.
+        messages: those that came last; the first one of all is the hello.
+        sock, task, process: set after the hello.
+    """
+
+    frames: SignedFrames
     sock: socket.socket
-    hello_until: Deadline
-    handshake: Handshake | None
-    lines: Lines | None = None  # None before the proof
-    inbox: bytes = b""
-    task: Task | None = None
-    process: str = ""
+    task: Task
+    process: str
+
+    def __init__(self, handshake: Handshake | None) -> None:
+        self.handshake = handshake
+        self.messages: list[dict[str, Any]] = []
+        if handshake is None:
+            self.frames = SignedFrames(None, connected=False)
+
+    @property
+    def wanted(self) -> int:
+        """The most bytes to receive next."""
+        return self.handshake.wanted if self.handshake and not self.handshake.proved else _AT_ONCE
+
+    @property
+    def proved(self) -> bool:
+        """Whether the other end has proved that it knows the secret, if there is one, and said hello."""
+        return bool(self.messages)
+
+    def receive(self, data: bytes) -> bytes:
+        """Takes received bytes; returns what to send.
+
+        Raises:
+            OSError: the connection must be closed, or was closed; a `ProofError` if the proof is wrong.
+        """
+        if self.handshake and not self.handshake.proved:
+            answer = self.handshake.receive(data)
+            if self.handshake.proved:
+                self.frames = SignedFrames(self.handshake.key, connected=False)
+            return answer
+        if not data:
+            raise OSError("it closed the connection")
+        self.messages = [*self.frames.decode_messages(data)]
+        return b""
 
 
 class RendezvousServer:
@@ -80,17 +114,25 @@ class RendezvousServer:
         secret: Secret | None = None,
     ) -> None:
         self._topology = topology
-        self._secret = secret
         self._listener = listener
         self._process = process
         self._wait = wait
         self._clock = wait.clock
         self._log = log
         self._start = 0.0
-        self._peers: dict[socket.socket, Peer] = {}
+        self._peers: list[Peer] = []  # those whose hello fits this job
         self._refused: list[str] = []
         self._expected = [t for t in topology.training_tasks() if t != topology.task]
-        self._selector = selectors.DefaultSelector()
+        self._acceptor = Acceptor(
+            [listener],
+            lambda: Peer(None if secret is None else handshake_of_first(secret, topology.address)),
+            self._admit,
+            wait.clock,
+            on_refused=self._note_stranger,
+            log=log,
+            patience=HELLO_PATIENCE,
+            most=max(MOST_PENDING, topology.world_size),
+        )
 
     def run(self) -> dict[Task, Connection]:
         """Run the rendezvous, until every training task has come.
@@ -106,31 +148,20 @@ class RendezvousServer:
         Every task that came raises the same error.
         """
         self._start = self._clock.now()
-        self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ)
         try:
             self._wait_for_all()
             # Close it before any task hears "go": TensorFlow may need the port, and late peers are refused.
-            self._close_listener()
+            self._listener.close()
             self._send_all("go")
-            return self._take_connections()
+            members, self._peers = self._peers, []
+            return {peer.task: Connection(peer.sock, peer.frames) for peer in members}
         except Verdict as verdict:
             self._fail_all(verdict)
         finally:
-            self._close_listener()
-            self._selector.close()
-            for peer in self._peers.values():
+            self._listener.close()
+            self._acceptor.close()
+            for peer in self._peers:
                 peer.sock.close()
-
-    def _take_connections(self) -> dict[Task, Connection]:
-        members = [peer for peer in self._peers.values() if peer.task is not None]
-        for peer in members:
-            del self._peers[peer.sock]
-        return {
-            peer.task: Connection(peer.sock, peer.lines.key())
-            for peer in members
-            if peer.task is not None and peer.lines is not None
-        }
 
     def _wait_for_all(self) -> None:
         while missing := self._missing():
@@ -138,122 +169,54 @@ class RendezvousServer:
                 raise self._missing_error(self._wait.seconds)
             if self._wait.log_if_due(names := self._described(missing)):
                 self._send_all("waiting", missing=names)
-            self._serve(self._wait.pause())
-
-    def _serve(self, seconds: float) -> None:
-        for key, _ in self._selector.select(timeout=max(0.0, min(seconds, 1.0))):
-            if key.fileobj is self._listener:
-                self._accept()
-            elif key.data in self._peers:  # handling an earlier event may have closed this connection
-                self._read(self._peers[key.data])
-        for peer in list(self._peers.values()):
-            if peer.task is None and peer.hello_until.passed():
-                self._drop(peer)
-
-    def _accept(self) -> None:
-        sock = accept(self._listener, self._log, self._clock)
-        if sock is None:
-            self._drop_unidentified(most=max(0, len(self._unidentified()) - 1))
-            return
-        sock.setblocking(False)
-        peer = Peer(sock, self._clock.deadline(HELLO_PATIENCE), None)
-        if self._secret is None:
-            peer.lines = Lines(None)
-        else:
-            peer.handshake = handshake_of_first(self._secret, self._topology.address)
-        self._peers[sock] = peer
-        self._selector.register(sock, selectors.EVENT_READ, data=sock)
-        self._drop_unidentified(most=max(_UNIDENTIFIED, self._topology.world_size))
-
-    def _unidentified(self) -> list[Peer]:
-        return [peer for peer in self._peers.values() if peer.task is None]
-
-    def _drop_unidentified(self, most: int) -> None:
-        """Close the oldest connections without a hello, down to `most`; a task of the job connects again."""
-        unidentified = self._unidentified()
-        for peer in unidentified[: max(0, len(unidentified) - most)]:
-            self._drop(peer)
+            self._acceptor.serve(self._wait.pause())
 
     def _read(self, peer: Peer) -> None:
-        limit = 65536 if peer.handshake is None or peer.handshake.proved else peer.handshake.wanted
         try:
-            chunk = peer.sock.recv(limit)
+            peer.receive(peer.sock.recv(peer.wanted))
         except BlockingIOError:
             return
         except OSError:
-            chunk = b""
-        if peer.lines is None and peer.handshake is not None:
-            self._receive_proof(peer, peer.handshake, chunk)
-        elif peer.lines is not None:
-            self._receive_lines(peer, peer.lines, chunk)
-
-    def _receive_proof(self, peer: Peer, handshake: Handshake, chunk: bytes) -> None:
-        try:
-            peer.sock.sendall(handshake.receive(chunk))  # the empty send buffer takes it
-        except ProofError:
-            name = cleaned(handshake.peer, _NAME)
-            claimed = name if name and name.isascii() else "an unknown program"
-            if chunk:
-                self._note_refusal(
-                    f"{claimed} does not know the secret of the job of {self._own_name()}, "
-                    f"or has another address for {self._topology.task}."
-                )
-            self._drop(peer)
-        except OSError:
             self._drop(peer)
         else:
-            if handshake.proved:
-                peer.lines = Lines(handshake)
+            self._heed(peer)
 
-    def _receive_lines(self, peer: Peer, lines: Lines, chunk: bytes) -> None:
-        *received, peer.inbox = (peer.inbox + chunk).split(b"\n")
-        for line in received:
-            message = lines.decode(line)
-            if message is None:
-                return self._drop(peer)
-            self._handle(peer, message)
-            if peer.sock not in self._peers:
-                return None
-        if not chunk or len(peer.inbox) > MESSAGE_LIMIT:
-            self._drop(peer)
-        return None
-
-    def _handle(self, peer: Peer, message: dict[str, Any]) -> None:
-        if message["dtrain"] == "gave up" and peer.task is not None:
+    def _heed(self, peer: Peer) -> None:
+        if any(message["dtrain"] == "gave up" for message in peer.messages):
             raise self._missing_error(self._clock.now() - self._start)
-        if message["dtrain"] != "hello" or peer.task is not None:
-            return
-        job, index, process = message.get("job"), message.get("index"), message.get("process")
+
+    def _admit(self, sock: socket.socket, peer: Peer) -> None:
+        hello = peer.messages[0]
+        job, index, process = hello.get("job"), hello.get("index"), hello.get("process")
         if not (isinstance(job, str) and type(index) is int and isinstance(process, str)):
-            return
+            return sock.close()
         index = max(-1, min(index, _HIGHEST))  # bounds the number of digits that a message would show
-        claimed = Task(cleaned(job, _NAME), index)
-        if peer.handshake is not None and str(claimed) != peer.handshake.peer:
-            return  # it has proved to be another task
-        peer.process = cleaned(process, 100)
+        peer.sock, peer.task, peer.process = sock, Task(cleaned(job, _NAME), index), cleaned(process, 100)
+        if hello["dtrain"] != "hello" or (peer.handshake and str(peer.task) != peer.handshake.peer):
+            return sock.close()  # it may have proved to be another task
+        self._peers.append(peer)
+        self._acceptor.watch(sock, partial(self._read, peer))
         try:
-            self._check(peer, claimed, message)
+            self._check(peer, hello)
         except Verdict as verdict:
             if peer.handshake is not None:
-                peer.task = claimed
                 raise
-            self._refuse(peer, claimed, verdict)
-        else:
-            peer.task = claimed
-            self._send(peer, "waiting", missing=self._described(self._missing()))
+            return self._refuse(peer, verdict)
+        self._send(peer, "waiting", missing=self._described(self._missing()))
+        self._heed(peer)
 
-    def _check(self, peer: Peer, claimed: Task, message: dict[str, Any]) -> None:
+    def _check(self, peer: Peer, hello: dict[str, Any]) -> None:
         """Raise a Verdict if a hello does not fit this job.
 
         A connection of an earlier process of the claimed task is dropped if that process is gone.
         """
-        name = f"{claimed} ({peer.process})"
-        if message.get("protocol") != PROTOCOL:
+        claimed, name = peer.task, f"{peer.task} ({peer.process})"
+        if hello.get("protocol") != PROTOCOL:
             raise mismatch(f"{name} runs another version of dtrain than {self._own_name()}.")
-        if isinstance(problem := message.get("problem"), str) and problem:
+        if isinstance(problem := hello.get("problem"), str) and problem:
             hint = "Free the port, or give that task another one."
             raise Verdict("port in use", cleaned(problem, _SHOWN), hint)
-        difference = describe_difference(self._topology.jobs, message.get("cluster"), self._own_name(), name)
+        difference = describe_difference(self._topology.jobs, hello.get("cluster"), self._own_name(), name)
         if difference and claimed == self._topology.task:
             # The peer is the first task of another job with the same address. This job continues.
             address = self._topology.address
@@ -264,22 +227,30 @@ class RendezvousServer:
             raise _duplicate_task(claimed, self._process, peer.process)
         if claimed not in self._expected:
             raise mismatch(f"{name} is not a training task of this cluster.")
-        for other in list(self._peers.values()):
+        for other in [*self._peers]:
             if other is not peer and other.task == claimed:
                 if _is_alive(other.sock):
                     raise _duplicate_task(claimed, other.process, peer.process)
                 self._drop(other)  # the task's earlier process died, and the task was restarted
 
-    def _refuse(self, peer: Peer, claimed: Task, verdict: Verdict) -> None:
+    def _refuse(self, peer: Peer, verdict: Verdict) -> None:
         """Close a peer's connection, and continue the rendezvous without it.
 
         The peer is told the kind of the verdict alone: it may be a stranger that does not know the cluster.
         """
         self._send(peer, "error", kind=verdict.kind)
         self._drop(peer)
-        if verdict.kind == "port in use" and claimed == self._topology.task:
+        if verdict.kind == "port in use" and peer.task == self._topology.task:
             return  # the first task of another job; not worth a log line
         self._note_refusal(verdict.message)
+
+    def _note_stranger(self, peer: Peer) -> None:
+        name = cleaned(peer.handshake.peer, _NAME) if peer.handshake else ""
+        claimed = name if name and name.isascii() else "an unknown program"
+        self._note_refusal(
+            f"{claimed} does not know the secret of the job of {self._own_name()}, "
+            f"or has another address for {self._topology.task}."
+        )
 
     def _note_refusal(self, message: str) -> None:
         message = cleaned(message, _SHOWN)
@@ -299,20 +270,20 @@ class RendezvousServer:
         deadline = self._clock.deadline(linger)
         notified: set[Task] = set()
         while True:
-            for peer in [g for g in self._peers.values() if g.task is not None]:
-                notified.add(peer.task or self._topology.task)
+            for peer in [*self._peers]:
+                notified.add(peer.task)
                 self._send(peer, "error", **text)
                 self._drop(peer)
             if deadline.passed() or notified.issuperset(self._expected):
                 break
             try:
-                self._serve(deadline.left())
+                self._acceptor.serve(deadline.left())
             except Verdict:
                 continue  # all tasks get the first verdict, also one that caused another
         raise verdict.error() from None
 
     def _missing(self) -> list[Task]:
-        here = {peer.task for peer in self._peers.values()}
+        here = {peer.task for peer in self._peers}
         return [task for task in self._expected if task not in here]
 
     def _described(self, tasks: list[Task]) -> list[str]:
@@ -322,30 +293,22 @@ class RendezvousServer:
         return f"{self._topology.task} ({self._process})"
 
     def _send_all(self, kind: str, /, **content: Any) -> None:
-        for peer in list(self._peers.values()):
-            if peer.task is not None:
-                self._send(peer, kind, **content)
+        for peer in self._peers:
+            self._send(peer, kind, **content)
 
     def _send(self, peer: Peer, kind: str, /, **content: Any) -> None:
-        if peer.lines is None:
-            return
         try:
             peer.sock.settimeout(1.0)
-            peer.sock.sendall(peer.lines.encode(kind, **content))
+            peer.sock.sendall(peer.frames.encode_message(kind, **content))
         except OSError:  # the peer is gone; its own time limit, or the launcher, reports that
             pass
         finally:
             peer.sock.setblocking(False)
 
     def _drop(self, peer: Peer) -> None:
-        if self._peers.pop(peer.sock, None) is not None:
-            self._selector.unregister(peer.sock)
-            peer.sock.close()
-
-    def _close_listener(self) -> None:
-        if self._listener.fileno() >= 0:
-            self._selector.unregister(self._listener)
-            self._listener.close()
+        self._peers.remove(peer)
+        self._acceptor.forget(peer.sock)
+        peer.sock.close()
 
 
 def describe_difference(

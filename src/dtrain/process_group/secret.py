@@ -51,8 +51,12 @@ class Secret:
 
     def sign(self, *parts: bytes | str | int) -> bytes:
         """The HMAC-SHA256 of these parts, 32 bytes; each part is prefixed by its length, so lists differ."""
-        encoded = [part if isinstance(part, bytes) else str(part).encode() for part in parts]
-        return hmac.digest(self._key, b"".join(b"%d:%b" % (len(e), e) for e in encoded), "sha256")
+        mac = hmac.new(self._key, digestmod="sha256")
+        for part in parts:
+            encoded = part if isinstance(part, bytes) else str(part).encode()
+            mac.update(b"%d:" % len(encoded))
+            mac.update(encoded)
+        return mac.digest()
 
     def has_signed(self, signature: bytes, *parts: bytes | str | int) -> bool:
         """Whether a signature is that of these parts, compared in constant time."""

@@ -16,13 +16,26 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from dtrain import environments
+from dtrain.base.json_messages import to_json
 from dtrain.environments import settings
+from dtrain.environments.topology import Task
 from dtrain.errors import DtrainError, RunAgain
 from dtrain.task import task_hooks
-from dtrain.task.task_messages import REASON_LIMIT, Message, parse
+from dtrain.task.task_messages import (
+    REASON_LIMIT,
+    CheckpointNote,
+    ConnectedNote,
+    FailureNote,
+    ImportsNote,
+    Message,
+    Progress,
+    RemoveNote,
+    RendezvousNote,
+    Request,
+    parse,
+)
 
 VARIABLE = "DTRAIN_CHANNEL_FD"
 """The environment variable that holds the pipe's address; see `Listener.address`."""
@@ -47,7 +60,7 @@ def request_restart(job: str, index: int, reason: str, *, pid: int | None = None
     Returns:
         Whether the request was sent or queued; the launcher may still ignore it.
     """
-    return _send("restart", f"{job}:{index}", reason=reason[:REASON_LIMIT], pid=pid)
+    return _send(Request(Task(job, index), pid, reason[:REASON_LIMIT]))
 
 
 def report_progress(
@@ -70,18 +83,9 @@ def report_progress(
     if pipe is None:
         return False
     _introduce(pipe)
-    message = {
-        "progress": pipe.task(),
-        "pid": os.getpid(),
-        "step": step,
-        "phase": phase,
-        "seconds_per_step": seconds_per_step,
-        "own_seconds": own_seconds,
-        "train": train,
-        "done": step if done is None else done,
-        "own_input": own_input,
-        "own_callbacks": own_callbacks,
-    }
+    done = step if done is None else done
+    times = seconds_per_step, own_seconds, own_input, own_callbacks
+    message = Progress(_task(), os.getpid(), step, phase, done, train, *times)
     with contextlib.suppress(OSError):  # the pipe is full, or the launcher is gone
         _write(pipe.descriptor, _line(message))
         return True
@@ -96,17 +100,17 @@ def report_checkpoint(step: int, folder: str) -> bool:
     Returns:
         Whether the message was sent or queued; False without a launcher.
     """
-    return _send("checkpoint", step=step, folder=folder)
+    return _send(CheckpointNote(_task(), step, folder))
 
 
 def request_removal(path: str) -> bool:
     """Ask the launcher to delete a path after the job has succeeded; otherwise as `report_checkpoint`."""
-    return _send("remove", path)
+    return _send(RemoveNote(path))
 
 
 def report_connected() -> bool:
     """Tell the launcher that this task is connected to its peers; otherwise as `report_checkpoint`."""
-    return _send("connected")
+    return _send(ConnectedNote(_task()))
 
 
 @contextlib.contextmanager
@@ -115,14 +119,14 @@ def rendezvous() -> Iterator[None]:
 
     If the block raises, no message says that the wait is over: the task is not connected to its peers.
     """
-    _send("rendezvous", over=False)
+    _send(RendezvousNote(_task(), over=False))
     yield
-    _send("rendezvous", over=True)
+    _send(RendezvousNote(_task(), over=True))
 
 
 def report_failure(exception: str, *, lost_peer: bool = False, hint: str = "") -> bool:
     """Tell the launcher why this task fails; the arguments are those of `FailureNote`."""
-    return _send("failure", exception=exception[:REASON_LIMIT], lost_peer=lost_peer, hint=hint)
+    return _send(FailureNote(_task(), exception[:REASON_LIMIT], lost_peer, hint))
 
 
 def connected() -> bool:
@@ -130,22 +134,13 @@ def connected() -> bool:
     return _pipe() is not None
 
 
-def _send(kind: str, value: str | None = None, **attributes: Any) -> bool:
-    """Send a message that must arrive.
-
-    Args:
-        kind: the kind of the message, as in `task_messages`.
-        value: the value of the kind; None means this task.
-        attributes: the other attributes of the message.
-
-    Returns:
-        Whether the message was sent or queued.
-    """
+def _send(message: Message) -> bool:
+    """Send a message that must arrive; returns whether it was sent or queued."""
     pipe = _pipe()
     if pipe is None:
         return False
     _introduce(pipe)
-    return _notes.send(pipe.descriptor, _line({kind: value or pipe.task(), **attributes}))
+    return _notes.send(pipe.descriptor, _line(message))
 
 
 def _introduce(pipe: _Pipe) -> None:
@@ -153,7 +148,7 @@ def _introduce(pipe: _Pipe) -> None:
     if not pipe.introduced:
         pipe.introduced = True
         if (imports := task_hooks.imports()) is not None:
-            _send("imports", **imports)
+            _send(ImportsNote(_task(), **imports))
 
 
 class _Notes:
@@ -223,21 +218,14 @@ class _Pipe:
         descriptor: a non-blocking descriptor of the pipe. If the system cannot open the pipe anew, it is the
             inherited one, which may block.
         introduced: whether the message that comes before all others was sent.
+        task: this task, once the environment tells it.
     """
 
     def __init__(self, inherited: tuple[int, int], descriptor: int) -> None:
         self.inherited = inherited
         self.descriptor = descriptor
         self.introduced = False
-        self._task: str | None = None
-
-    def task(self) -> str:
-        """This task's name in messages, which is kept once the environment tells it; before, `worker:0`."""
-        if self._task is None:
-            with contextlib.suppress(DtrainError):
-                if (topology := environments.current()) is not None:
-                    self._task = f"{topology.task.job}:{topology.task.index}"
-        return self._task or "worker:0"
+        self.task: Task | None = None
 
 
 _opened: _Pipe | None = None
@@ -264,6 +252,16 @@ def _pipe() -> _Pipe | None:
     return _opened
 
 
+def _task() -> Task:
+    """The task that this process is; `worker 0` as long as the environment does not tell it."""
+    pipe = _pipe()
+    if pipe is not None and pipe.task is None:
+        with contextlib.suppress(DtrainError):
+            if (topology := environments.current()) is not None:
+                pipe.task = topology.task
+    return (pipe and pipe.task) or Task("worker", 0)
+
+
 def _write(descriptor: int, line: bytes) -> None:
     """Write a line atomically; raises BlockingIOError if the pipe is full, even on a blocking descriptor."""
     if not select.select([], [descriptor], [], 0)[1]:
@@ -278,9 +276,9 @@ def _is_pipe(descriptor: int, inode: int) -> bool:
     return False
 
 
-def _line(message: dict[str, Any]) -> bytes:
+def _line(message: Message) -> bytes:
     # For a character that UTF-8 cannot encode, Python's backslash escape is valid JSON as well.
-    return json.dumps(message, ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
+    return json.dumps(to_json(message), ensure_ascii=False).encode("utf-8", "backslashreplace") + b"\n"
 
 
 class Listener:

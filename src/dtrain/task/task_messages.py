@@ -1,25 +1,32 @@
-"""The messages from tasks to their launcher, and the parser of the channel's lines.
+"""The messages from tasks to their launcher: the dataclasses are the schema of the channel's lines.
 
-A line is a JSON object in which one key is the kind of the message. Any process with the pipe may write to
-it, so invalid lines are ignored. Sending and receiving is in `channel`.
+A line is a message as a JSON object. Any process with the pipe may write to it, so invalid lines are ignored.
+Sending and receiving is in `channel`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Annotated
 
+from dtrain.base.json_messages import Malformed, from_json, load
 from dtrain.base.plain_text import cleaned
-from dtrain.environments.topology import KNOWN_JOBS, Task
+from dtrain.environments.topology import Task
 
 REASON_LIMIT = 500
 """The largest number of characters of a text in a message."""
 
-_COUNT_LIMIT = 1 << 63  # step counts are smaller
+_Shown = Annotated[str, partial(cleaned, limit=REASON_LIMIT)]
+_Pid = Annotated[int, range(2, 1 << 31)]  # `os.kill` takes 0 and less for process groups; 1 is init
+_Count = Annotated[int, range(1 << 63)]
+
+
+def _nonempty(text: str) -> str:
+    if not text:
+        raise ValueError
+    return text
 
 
 @dataclass(frozen=True)
@@ -28,13 +35,14 @@ class Request:
 
     Attributes:
         task: the task to kill.
+        pid: the id of the process to kill, so that a newer process of the task is spared; None for any. It
+            has no default, so that a wrong id is not taken for None.
         reason: what is wrong with the task, for the user.
-        pid: the id of the process to kill, so that a newer process of the task is spared; None for any.
     """
 
     task: Task
-    reason: str
-    pid: int | None = None
+    pid: _Pid | None
+    reason: _Shown = ""
 
 
 @dataclass(frozen=True)
@@ -46,24 +54,23 @@ class Progress:
         pid: the id of its process.
         step: the training steps completed: the optimizer's count, which continues after a checkpoint.
         phase: "input", "step", "callbacks", "evaluate", "checkpoint" or "idle".
+        done: the steps of any kind that this process has completed.
+        train: whether the task trains; otherwise it evaluates or predicts.
         seconds_per_step: the mean duration of a step, including the time between steps; None if too few
             steps are known.
         own_seconds: the part of `seconds_per_step` without waiting for other workers; None if not measured.
-        train: whether the task trains; otherwise it evaluates or predicts.
-        done: the steps of any kind that this process has completed; if the message has none, it equals
-            `step`.
         own_input: the part of `own_seconds` that the task waits for its next batch, or None.
         own_callbacks: the part of `own_seconds` between two steps, which callbacks take, or None.
     """
 
     task: Task
-    pid: int
-    step: int
-    phase: str
-    seconds_per_step: float | None
-    own_seconds: float | None
-    train: bool
-    done: int = 0
+    pid: _Pid
+    step: _Count
+    phase: Annotated[str, cleaned]
+    done: _Count
+    train: bool = False
+    seconds_per_step: float | None = None
+    own_seconds: float | None = None
     own_input: float | None = None
     own_callbacks: float | None = None
 
@@ -81,7 +88,7 @@ class CheckpointNote:
     """
 
     task: Task
-    step: int
+    step: Annotated[int, range(-1, 1 << 63)]
     folder: str
 
 
@@ -89,7 +96,7 @@ class CheckpointNote:
 class RemoveNote:
     """A path to delete after the job has succeeded."""
 
-    path: str
+    path: Annotated[str, _nonempty]
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,7 @@ class RendezvousNote:
     """
 
     task: Task
-    over: bool
+    over: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,9 +131,9 @@ class FailureNote:
     """
 
     task: Task
-    exception: str
+    exception: _Shown = ""
     lost_peer: bool = False
-    hint: str = ""
+    hint: _Shown = ""
 
 
 @dataclass(frozen=True)
@@ -162,108 +169,6 @@ Message = (
 def parse(line: bytes) -> Message | None:
     """The message in a line, or None if the line is invalid."""
     try:
-        content = json.loads(line)
-        kind = next(kind for kind in _KINDS if kind in content)
-        make, first, fields = _KINDS[kind]
-        content = {"done": content.get("step"), **content, first: content[kind]}
-        return make(**{name: read(content.get(name)) for name, read in fields.items()})
-    except (ValueError, TypeError, AttributeError, RecursionError, StopIteration):
+        return from_json(load(line), Message, tolerant=True)
+    except Malformed:
         return None
-
-
-def line_of(message: Message) -> str:
-    """The line, without its end, that `parse` makes this message of."""
-    kind, first = next((kind, first) for kind, (make, first, _) in _KINDS.items() if make is type(message))
-    content = {name: getattr(message, name) for name in _KINDS[kind][2]}
-    if "task" in content:
-        content["task"] = f"{content['task'].job}:{content['task'].index}"
-    return json.dumps({**content, kind: content[first]})
-
-
-def _task(found: Any) -> Task:
-    job, _, index = str(found).rpartition(":")
-    if not (job in KNOWN_JOBS and index.isascii() and index.isdigit()):
-        raise ValueError(found)
-    return Task(job, int(index))
-
-
-def _number(least: int, limit: int) -> Callable[[Any], int]:
-    def read(found: Any) -> int:
-        if type(found) is not int or not least <= found < limit:
-            raise ValueError
-        return found
-
-    return read
-
-
-def _text(found: Any) -> str:
-    if not isinstance(found, str):
-        raise TypeError(found)
-    return found
-
-
-def _path(found: Any) -> str:
-    if not _text(found):
-        raise ValueError(found)
-    return str(found)
-
-
-def _shown(found: Any) -> str:
-    return cleaned(found if isinstance(found, str) else "", REASON_LIMIT)
-
-
-def _seconds(found: Any) -> float | None:
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        return None
-    with contextlib.suppress(OverflowError):
-        if math.isfinite(found):
-            return float(found)
-    return None
-
-
-def _variables(found: Any) -> dict[str, str | None]:
-    return {_text(name): None if value is None else _text(value) for name, value in found.items()}
-
-
-# `os.kill` takes 0 and negative ids for process groups, and 1 is the init process.
-_pid, _count = _number(2, 1 << 31), _number(0, _COUNT_LIMIT)
-
-# For each kind of line: the message's class, the attribute that is the kind's value, the attributes' parsers.
-_KINDS: dict[str, tuple[Callable[..., Message], str, dict[str, Callable[[Any], Any]]]] = {
-    "restart": (
-        Request,
-        "task",
-        {"task": _task, "reason": _shown, "pid": lambda value: None if value is None else _pid(value)},
-    ),
-    "progress": (
-        Progress,
-        "task",
-        {
-            "task": _task,
-            "pid": _pid,
-            "step": _count,
-            "phase": lambda value: cleaned(_text(value)),
-            "train": bool,
-            "done": _count,
-            **dict.fromkeys(("seconds_per_step", "own_seconds", "own_input", "own_callbacks"), _seconds),
-        },
-    ),
-    "checkpoint": (
-        CheckpointNote,
-        "task",
-        {"task": _task, "step": _number(-1, _COUNT_LIMIT), "folder": _text},
-    ),
-    "remove": (RemoveNote, "path", {"path": _path}),
-    "connected": (ConnectedNote, "task", {"task": _task}),
-    "rendezvous": (RendezvousNote, "task", {"task": _task, "over": bool}),
-    "failure": (
-        FailureNote,
-        "task",
-        {"task": _task, "exception": _shown, "lost_peer": bool, "hint": _shown},
-    ),
-    "imports": (
-        ImportsNote,
-        "task",
-        {"task": _task, "variables": _variables, "later": _variables, "modules": lambda f: [*map(_text, f)]},
-    ),
-}

@@ -39,7 +39,6 @@ from dtrain.launch.hosts.agent_messages import (
     KillRest,
     OutputLine,
     Refused,
-    Report,
     Reserve,
     Reserved,
     SendSignal,
@@ -57,7 +56,7 @@ from dtrain.launch.local_processes.local_launcher import LocalLauncher
 from dtrain.launch.local_processes.local_process import LocalProcess
 from dtrain.launch.local_processes.ports import reserve_ports
 from dtrain.launch.supervision.restarts import remove_all
-from dtrain.task.task_messages import RemoveNote, line_of
+from dtrain.task.task_messages import RemoveNote
 
 HERE = "here"
 """The argument of an agent on the coordinator's machine."""
@@ -195,7 +194,7 @@ class Agent:
         elif isinstance(event, RemoveNote):
             self._removals.append(event.path)
         elif not isinstance(event, TaskHandle):
-            self._send(Report(line_of(event)))
+            self._send(event)
 
     def _execute(self, message: HostMessage) -> None:
         if isinstance(message, Reserve):

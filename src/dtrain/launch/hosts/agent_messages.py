@@ -5,17 +5,15 @@ The dataclasses are the schema. Whatever does not fit them exactly is refused; n
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from dtrain.base.json_messages import Malformed, from_json, load, to_json
 from dtrain.errors import ConfigurationError, PeerMismatchError
+from dtrain.task.task_messages import Message
 
-VERSION = 5
+VERSION = 6
 """The version of the schema. It changes with every change of a message."""
 
 LONGEST = 1 << 22
@@ -82,13 +80,6 @@ class OutputLine:
 
     id: int
     to: str
-    line: str
-
-
-@dataclass(frozen=True)
-class Report:
-    """A task's message to its launcher, as a line of `task_messages`."""
-
     line: str
 
 
@@ -225,16 +216,11 @@ class End:
 
 
 HostMessage = (
-    Hello | Reserved | Started | Exited | OutputLine | Report | Answer | Signalled
+    Hello | Reserved | Started | Exited | OutputLine | Answer | Signalled
     | Invite | Welcome | Refused | Reserve | Start | SendSignal | Ask | KillRest | End
+    | Message
 )  # fmt: skip
-
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in typing.get_args(HostMessage)}
-_FIELDS = {name: typing.get_type_hints(kind) for name, kind in _KINDS.items()}
-
-
-class Malformed(ValueError):  # noqa: N818 - it does not leave this package
-    """The received bytes are not a message of the schema."""
+"""A message between hosts; an agent passes on the messages of its tasks to their launcher as they are."""
 
 
 def encode(message: HostMessage) -> bytes:
@@ -243,12 +229,11 @@ def encode(message: HostMessage) -> bytes:
     Raises:
         ConfigurationError: the message is longer than `LONGEST`.
     """
-    kind = type(message).__name__
-    body = {"version": VERSION, "kind": kind, **dataclasses.asdict(message)}
-    text = json.dumps(body).encode("ascii")  # JSON escapes all else, lone surrogates too
+    text = json.dumps({"version": VERSION, **to_json(message)}).encode("ascii")  # lone surrogates are escaped
     if len(text) > LONGEST:
         raise ConfigurationError(
-            f"A message between hosts ({kind}) has {len(text)} bytes, and the longest may have {LONGEST}.",
+            f"A message between hosts ({type(message).__name__}) has {len(text)} bytes, and the longest may "
+            f"have {LONGEST}.",
             hint="Shorten the arguments and the environment variables of the job.",
         )
     return text
@@ -263,36 +248,14 @@ def parse(text: bytes) -> HostMessage:
     """
     if len(text) > LONGEST:
         raise Malformed(f"{len(text)} bytes")
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        raise Malformed("no JSON") from None
-    if not isinstance(content, dict) or type(content.get("version")) is not int:
+    content = load(text)
+    version = content.pop("version", None)
+    if type(version) is not int:
         raise Malformed("no version")
-    version, kind = content.pop("version"), content.pop("kind", None)
     if version != VERSION:
         raise PeerMismatchError(
             f"The other side speaks version {version} of dtrain's messages between hosts, this one version "
             f"{VERSION}.",
             hint="Install the same version of dtrain on all hosts.",
         )
-    fields = _FIELDS.get(kind) if isinstance(kind, str) else None
-    if fields is None or fields.keys() != content.keys():
-        raise Malformed("no known kind with its fields")
-    if not all(_fits(value, fields[name]) for name, value in content.items()):
-        raise Malformed("a field of another type")
-    return _KINDS[kind](**content)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value of JSON has a type; no number is a boolean, and every number is small and finite."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, argument) for argument in arguments)
-    if origin is Sequence:
-        return isinstance(value, list) and all(_fits(item, arguments[0]) for item in value)
-    if origin is Mapping:
-        return isinstance(value, dict) and all(_fits(item, arguments[1]) for item in value.values())
-    if hint is float:
-        return type(value) in (int, float) and abs(value) < 1 << 63
-    return type(value) is hint and (hint is not int or abs(value) < 1 << 63)
+    return from_json(content, HostMessage)

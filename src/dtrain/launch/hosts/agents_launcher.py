@@ -29,7 +29,6 @@ from dtrain.launch.hosts.agent_messages import (
     Invite,
     KillRest,
     Refused,
-    Report,
     Reserved,
     Signalled,
     Started,
@@ -44,8 +43,8 @@ from dtrain.launch.job.spec import JobSpec
 from dtrain.launch.job.task_handle import TaskCommand
 from dtrain.launch.local_processes.local_launcher import guarded, new_mark
 from dtrain.launch.local_processes.local_process import piped
-from dtrain.task import task_messages
 from dtrain.task.task_hooks import changes
+from dtrain.task.task_messages import Message
 
 _CHECK_INTERVAL = 0.2  # seconds between two checks for a signal while agents are awaited
 _END_SECONDS = 5.0  # seconds for an agent to end
@@ -297,10 +296,8 @@ class HostsLauncher(Launcher):
         """Handle a message of an agent that is part of the job."""
         if agent.lost:
             return
-        if isinstance(message, Report):
-            event = task_messages.parse(message.line.encode())
-            if event is not None:
-                self.session.events.put(event)
+        if isinstance(message, Message):
+            self.session.events.put(message)
         elif isinstance(message, Signalled):
             self.session.events.put(message.signum)
         else:

@@ -20,13 +20,13 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from dtrain.base.clock import REAL, Clock, Deadline, RunClock
+from dtrain.base.json_messages import Malformed
 from dtrain.base.log import logger
 from dtrain.base.tcp import listen_at, loopback_host
 from dtrain.errors import PeerMismatchError, PortInUseError
 from dtrain.launch.hosts.agent_messages import (
     LONGEST,
     HostMessage,
-    Malformed,
     OutputLine,
     Refused,
     encode,

@@ -15,8 +15,9 @@ import threading
 from collections.abc import Callable
 
 from dtrain.base.clock import REAL, Clock, RunClock
+from dtrain.base.json_messages import Malformed
 from dtrain.errors import PeerMismatchError
-from dtrain.launch.hosts.agent_messages import LONGEST, HostMessage, Malformed, encode, parse
+from dtrain.launch.hosts.agent_messages import LONGEST, HostMessage, encode, parse
 from dtrain.launch.hosts.reliable_link import BEAT
 
 _WAITING = 1024  # queued messages beyond which `send` blocks

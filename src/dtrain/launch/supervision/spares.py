@@ -59,8 +59,8 @@ class Spares:
     def take(self, command: TaskCommand) -> TaskHandle | None:
         """A spare that continues as this task; None if there is none."""
         self._drop_dead()
-        for spare in sorted(self._spares, key=lambda spare: not spare.ready):
-            self._spares.remove(spare)
+        while self._spares:
+            spare = self._spares.pop(0)  # ready, unless it is the last: they start one after another
             if spare.become(command):
                 return spare.handle
             spare.discard()

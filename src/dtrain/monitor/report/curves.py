@@ -59,8 +59,6 @@ def metric_curves(runs: Sequence[RunData]) -> Curves:
     for name in names[:_MOST_METRICS]:
         charts += _of_one(runs[0], name, most) if len(runs) == 1 else _of_several(runs, name, most)
     charts.append(_by_step(runs, _LOSS, "loss, step by step", most))
-    for tag in sorted({tag for run in runs for tag in run.scalars})[:_MOST_METRICS]:
-        charts.append(line_chart(tag, _lines(runs, _scalar(tag)), _STEPS, most=most))
     notes = []
     if len(names) > _MOST_METRICS:
         notes.append(f"{len(names) - _MOST_METRICS} of {len(names)} metrics are not drawn.")
@@ -116,14 +114,6 @@ def _by_epoch(value: Callable[[Epoch], float | None]) -> Points:
 
 def _log(name: str) -> Points:
     return _by_epoch(lambda epoch: epoch.logs.get(name))
-
-
-def _scalar(tag: str) -> Points:
-    def points(run: RunData) -> tuple[list[float], list[float]]:
-        scalars = run.scalars.get(tag, ())
-        return [x for x, _ in scalars], [y for _, y in scalars]
-
-    return points
 
 
 def _counted(column: str) -> Points:

@@ -1,26 +1,21 @@
-"""The messages that tasks exchange in the rendezvous before training, and their authentication.
+"""What both sides of the rendezvous before training agree on: the proof of a connection, and how it can end.
 
-A message is one line of JSON. If the job has a secret, a connection begins with a mutual proof (`proof`), and
-each side signs its lines with a key of the connection. This module opens no connection.
+This module opens no connection; `signed_frames` has the format of the messages.
 """
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from dtrain.environments.topology import Task
 from dtrain.errors import DtrainError, PeerMismatchError, PeerMissingError, PortInUseError
-from dtrain.process_group.proof import Handshake, Signer
+from dtrain.process_group.proof import Handshake
 from dtrain.process_group.secret import Secret
+from dtrain.process_group.signed_frames import SignedFrames
 
-PROTOCOL = 3
-MESSAGE_LIMIT = 1 << 20  # bytes; a cluster of ten thousand tasks is smaller
 _PURPOSE = "rendezvous"
-_SIGNATURE = "signature"
 
 ERRORS: Mapping[str, Callable[..., DtrainError]] = {
     "missing": PeerMissingError,
@@ -36,11 +31,11 @@ class Connection:
 
     Attributes:
         sock: the connected socket.
-        key: a key that only both ends know; b"" if the job has no secret.
+        frames: the frames on it, of which the first ones were those of the rendezvous.
     """
 
     sock: socket.socket
-    key: bytes = field(repr=False)
+    frames: SignedFrames
 
 
 class Verdict(Exception):  # noqa: N818 - an outcome that ends the rendezvous, not an error of the program
@@ -96,48 +91,3 @@ def handshake_with_first(secret: Secret, task: Task, first: str) -> Handshake:
 def handshake_of_first(secret: Secret, first: str) -> Handshake:
     """The first task's proof on a connection that it has accepted; the other task says who it is."""
     return Handshake(secret, _PURPOSE, f"the first task, at {first}")
-
-
-class Lines:
-    """Encodes and decodes the lines of one connection.
-
-    Args:
-        handshake: the connection's handshake, which has succeeded; None if the job has no secret.
-    """
-
-    def __init__(self, handshake: Handshake | None) -> None:
-        self._signer = None if handshake is None else Signer(handshake)
-        self._key = None if handshake is None else handshake.key
-
-    @property
-    def proved(self) -> bool:
-        """Whether the other side has proved that it knows the job's secret."""
-        return self._signer is not None
-
-    def key(self) -> bytes:
-        """A key for what both sides send after the rendezvous; b"" if the job has no secret."""
-        return b"" if self._key is None else self._key.sign("link")
-
-    def encode(self, kind: str, /, **content: Any) -> bytes:
-        """One message as a line, signed if the job has a secret."""
-        message: dict[str, Any] = {"dtrain": kind, "protocol": PROTOCOL, **content}
-        if self._signer is not None:
-            message[_SIGNATURE] = self._signer.sign(_canonical(message)).hex()
-        return json.dumps(message).encode() + b"\n"
-
-    def decode(self, line: bytes) -> dict[str, Any] | None:
-        """The message in a line, or None if it is not the other side's next message."""
-        try:
-            message = json.loads(line)
-            if not (isinstance(message, dict) and isinstance(message.get("dtrain"), str)):
-                return None
-            signature = bytes.fromhex(str(message.pop(_SIGNATURE, "")))
-            if self._signer is not None and not self._signer.has_signed(signature, _canonical(message)):
-                return None
-        except (ValueError, RecursionError):
-            return None
-        return message
-
-
-def _canonical(message: Mapping[str, Any]) -> bytes:
-    return json.dumps(message, sort_keys=True).encode()
