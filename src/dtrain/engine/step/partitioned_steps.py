@@ -24,7 +24,7 @@ from dtrain.engine.replica.gradient_marks import GradientMarks
 from dtrain.engine.replica.single_program import as_single_program, making_variables
 from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.step.replica_communication import StrategyCollectives
-from dtrain.engine.step.steps import Program, silent_results, step_is_stock
+from dtrain.engine.step.steps import Program, run_step, step_is_stock
 from dtrain.engine.synchronisation.accumulation import PARTS
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.partition.layouts import REPLICATED, Layout
@@ -291,11 +291,7 @@ class SingleProgram(Program):
         del found
 
     def _stock_step(self, batch: Any) -> Any:
-        step = getattr(self._model, self._name)
-        if not self.stock:
-            return step(batch)
-        with silent_results(self._model):
-            return step(batch)
+        return run_step(self._model, self._name, batch, stock=self.stock)
 
 
 class PartitionedProgram(SingleProgram):
