@@ -1,6 +1,6 @@
 """Saves and restores the state of one `fit`, which may be killed at any moment.
 
-It implements `engine.loops.loop.FitSession`. What is restored at which moment is decided in
+It implements `engine.loops.fit_session.FitSession`. What is restored at which moment is decided in
 `restoration`, how files are written in `store`, and at which step all workers save in `coordinator`.
 """
 

@@ -25,7 +25,9 @@ from dtrain.engine.feed.same_examples import (
     check_own,
     check_same_data,
 )
-from dtrain.engine.loops.loop import Call, CallSize, GroupCall, LastStep, current_loop
+from dtrain.engine.loops.call_size import CallSize
+from dtrain.engine.loops.loop import current_loop
+from dtrain.engine.loops.step_calls import Call, GroupCall, LastStep
 from dtrain.interfaces.managed_strategy import layout_of
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.telemetry import events

@@ -26,7 +26,8 @@ from dtrain.engine.callbacks.shared_paths import shared_between_workers
 from dtrain.engine.callbacks.time_report import TimeReport
 from dtrain.engine.callbacks.timed_callbacks import timed
 from dtrain.engine.execution.step_function import StepFunction
-from dtrain.engine.loops.loop import LocalState, Loop, loop_of
+from dtrain.engine.loops.local_state import LocalState
+from dtrain.engine.loops.loop import Loop, loop_of
 from dtrain.engine.step.xla_rule import note_compiled
 from dtrain.engine.synchronisation.accumulation import MicroBatchSums, abandon, can_sum_locally
 from dtrain.engine.synchronisation.weight_averages import WeightAverages

@@ -1,7 +1,7 @@
 """Computes one step on all replicas by one program: the step of one device, traced once and partitioned.
 
 It implements `steps.Program`. How a traced function is divided is decided in `partition/`, which knows
-nothing of Keras; how many steps a call makes, in `loop.py`.
+nothing of Keras; how many steps a call makes, in `call_size.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What computes a train or test step, as `step_function.py` calls it, and what all kinds of it share.
 
 The kinds are `local_steps.py` for one replica, `partitioned_steps.py` for several, `eager_program.py` and
-`own_steps.py`. How many steps a call makes is decided in `loop.py`, where their data comes
+`own_steps.py`. How many steps a call makes is decided in `call_size.py`, where their data comes
 from in `engine/feed/`.
 """
 
