@@ -18,7 +18,7 @@ from dtrain.engine.replica.gradients import check_averaged, on_present, sum_grad
 from dtrain.engine.replica.single_program import under_strategy
 from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.sharding.sharding_plan import broadcast_updates, plans
-from dtrain.interfaces.managed_strategy import is_asynchronous, is_managed, layout_of
+from dtrain.interfaces.managed_strategy import is_managed, layout_of, managed
 from dtrain.interfaces.scope_checks import check_optimizer_left_out, check_same_strategy
 from dtrain.upstream import keras_optimizers, tf_replicas
 from dtrain.upstream.reach import set_methods
@@ -56,7 +56,7 @@ def _way_of(optimizer: Any, gradients: int) -> Way:
     if block is not None:
         return block.apply
     strategy, own = tf.distribute.get_strategy(), keras_optimizers.strategy_of_optimizer(optimizer)
-    if is_asynchronous(own):
+    if managed(own).asynchronous is not None:
         return _on_servers
     layout = layout_of(strategy)
     if own is not strategy and layout_of(own) is not None and not tf.distribute.has_strategy():
