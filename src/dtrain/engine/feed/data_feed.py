@@ -57,7 +57,7 @@ class DataFeed(ResumableFeed):
         keras_adapters.epoch_iterator_base().__init__(self, *args, **kwargs)
         self._distribute_strategy = distribute_strategy
         self._loop = current_loop().of_new_iterator()
-        layout = layout_of(distribute_strategy)
+        layout = self._layout = layout_of(distribute_strategy)
         watched = layout is None or self._loop.every_batch
         self._call_size = CallSize(layout or ReplicaLayout(), every_batch=watched)
         self._groups: Groups | None = None
@@ -223,9 +223,8 @@ class DataFeed(ResumableFeed):
         check_counts(counts)
         if all(digest is not None for digest in digests):
             check_first_batches(digests, tf_dataset(self._source.dataset))
-        layout = layout_of(self._distribute_strategy)
-        if layout is not None and self._passes == 1 and any(examples for examples, _ in own):
-            check_own(own, layout)
+        if self._layout is not None and self._passes == 1 and any(examples for examples, _ in own):
+            check_own(own, self._layout)
 
     def _get_iterator(self) -> Any:
         self._made += 1
