@@ -20,7 +20,8 @@ import tensorflow as tf
 import dtrain
 from dtrain.data import Pipeline
 from dtrain.engine import install
-from dtrain.engine.loops.loop import FitSession, Loop
+from dtrain.engine.loops.fit_session import FitSession
+from dtrain.engine.loops.loop import Loop
 from dtrain.upstream import keras_names
 
 ROWS, BATCH, EPOCHS = 22, 4, 3  # six batches, the last one short

@@ -361,15 +361,15 @@ def regression() -> tuple[np.ndarray, np.ndarray, Callable[[], Any]]:
 def fitted_with(workers: Workers, hook: Any, optimizer: Callable[[], Any]) -> list[np.ndarray]:
     """The weights after three epochs of batches of 4 rows under a gradient hook."""
     x, y, made = regression()
-    strategy, plain = workers.strategy, workers.strategy.dtrain_managed.layout
-    strategy.dtrain_managed.layout = replace(plain, gradient_hook=hook)
+    strategy, plain = workers.strategy, workers.strategy.dtrain_managed
+    strategy.dtrain_managed = replace(plain, layout=replace(plain.layout, gradient_hook=hook))
     try:
         with strategy.scope():
             model = made()
             model.compile(optimizer(), "mse")
         model.fit(x, y, batch_size=4, epochs=3, shuffle=False, verbose=0, validation_data=(x, y))
     finally:
-        strategy.dtrain_managed.layout = plain
+        strategy.dtrain_managed = plain
     weights = model.get_weights()
     for weight in weights:
         workers.digest.update(weight.tobytes())

@@ -18,7 +18,9 @@ import dtrain
 from dtrain.engine import install
 from dtrain.engine.execution import xla_steps
 from dtrain.engine.loops import noted_function
-from dtrain.engine.loops.loop import Call, CallSize, FitSession, LastStep
+from dtrain.engine.loops.call_size import CallSize
+from dtrain.engine.loops.fit_session import FitSession
+from dtrain.engine.loops.step_calls import Call, LastStep
 from dtrain.engine.step import xla_rule
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.task import channel

@@ -18,7 +18,7 @@ import tensorflow as tf
 import dtrain
 from dtrain.engine import install
 from dtrain.engine.batches.batch_rows import present_leaves
-from dtrain.engine.feed import array_datasets, arrays, background_deletion, passes
+from dtrain.engine.feed import array_datasets, arrays, background_deletion, row_reader
 from dtrain.engine.feed.array_datasets import ArrayDataset, tf_dataset
 from dtrain.engine.feed.arrays import ArraySource
 from dtrain.engine.feed.passes import BufferedPasses, Passes
@@ -233,7 +233,7 @@ def test_functions_that_serve_all_arrays_keep_none_and_mix_none_up(at_once: int)
                 ).tolist()
             )
         )
-        missed.append(array_datasets.traced.cache_info().misses + passes.traced_read.cache_info().misses)
+        missed.append(array_datasets.traced.cache_info().misses + row_reader.traced_read.cache_info().misses)
     assert missed[0] == missed[1], "the second source traces nothing"
     assert seen[1] == sorted(-value for value in seen[0]), "each source reads its own arrays"
     assert seen[0] == np.arange(0.0, 30.0, 2.0).tolist()

@@ -114,7 +114,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
         install()
 
     def dtrain_session(self, model: Any, arguments: dict[str, Any]) -> BackupSession:
-        """Makes the session that saves and restores one `fit`; see `dtrain.engine.loops.loop`."""
+        """Makes the session that saves and restores one `fit`; see `dtrain.engine.loops.fit_session`."""
         folder = self._folder()
         # If checkpoints are deleted at the end, each `fit` of a program has a folder of its own. A restarted
         # program then passes through each complete `fit` without training.

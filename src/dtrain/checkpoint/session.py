@@ -1,6 +1,6 @@
 """Saves and restores the state of one `fit`, which may be killed at any moment.
 
-It implements `engine.loops.loop.FitSession`. What is restored at which moment is decided in
+It implements `engine.loops.fit_session.FitSession`. What is restored at which moment is decided in
 `restoration`, how files are written in `store`, and at which step all workers save in `coordinator`.
 """
 
@@ -27,7 +27,7 @@ from dtrain.engine.fit.build import build
 from dtrain.engine.step.steps import step_is_stock
 from dtrain.environments import settings
 from dtrain.errors import RunAgain
-from dtrain.interfaces.managed_strategy import is_asynchronous, is_managed, layout_of
+from dtrain.interfaces.managed_strategy import is_managed, layout_of, managed
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.value_exchange import exchange
 from dtrain.task import channel
@@ -86,7 +86,7 @@ class BackupSession:
         self._on_end = on_end
         self._epochs = int(arguments["epochs"])
         self._layout = layout_of(strategy) or ReplicaLayout()
-        self._asynchronous = is_asynchronous(strategy)
+        self._asynchronous = managed(strategy).asynchronous is not None
         self._notices = PreemptionNotices()
         self._on_error = contextlib.ExitStack()
         self._on_error.callback(self._notices.close)

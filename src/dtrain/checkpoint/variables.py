@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dtrain.engine.loops.loop import LocalState, loop_of
+from dtrain.engine.loops.local_state import LocalState
+from dtrain.engine.loops.loop import loop_of
 from dtrain.engine.replica.replica_writes import holds_parts
 from dtrain.engine.sharding.sharding_plan import owner_of, owners_of
 from dtrain.errors import CheckpointError

@@ -22,7 +22,7 @@ from dtrain.engine.replica import (
 )
 from dtrain.engine.saving import saved_files
 from dtrain.engine.sharding import sharding_plan
-from dtrain.engine.step import local_normalization
+from dtrain.engine.step import local_normalization, steps
 from dtrain.engine.synchronisation import optimizer
 from dtrain.engine.variables import tables
 from dtrain.upstream import keras_names, tensorflow_names
@@ -66,6 +66,7 @@ def register() -> None:
     replaced(keras_names.METRIC_INIT, by=replica_metrics.metric_init)
     replaced(keras_names.ADD_METRIC_VARIABLE, by=replica_metrics.add_variable)
     set_on_objects(keras_names.WRAPPER_UPDATE, by=replica_metrics.wrapper_update)
+    replaced(keras_names.GET_METRICS_RESULT, by=steps.metrics_result)
     set_on_objects(keras_names.RESET_METRICS, by=replica_metrics.reset_metrics)
     # optimizers
     set_on_objects(keras_names.MULTI_OPTIMIZER_APPLY, by=optimizer.apply)

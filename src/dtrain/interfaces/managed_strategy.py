@@ -50,7 +50,7 @@ def _at_once(tensors: Sequence[Any]) -> Sequence[Sequence[int]]:
     return [range(len(tensors))]
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ManagedStrategy:
     """What the engine knows of a strategy.
 
@@ -94,11 +94,6 @@ def managed(strategy: Any) -> ManagedStrategy:
 def is_managed(strategy: Any) -> bool:
     """Whether the engine trains the models of a strategy; if not, they are left to Keras and TensorFlow."""
     return managed(strategy).layout is not None
-
-
-def is_asynchronous(strategy: Any) -> bool:
-    """Whether a strategy's weights are on parameter servers, so that it has a `ServerLayout`."""
-    return isinstance(managed(strategy).layout, ServerLayout)
 
 
 def layout_of(strategy: Any) -> ReplicaLayout | None:

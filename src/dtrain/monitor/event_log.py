@@ -21,7 +21,7 @@ from dtrain.base import safe_files
 from dtrain.base.log import logger
 from dtrain.engine.callbacks.callback_lists import Stateless
 from dtrain.environments import settings
-from dtrain.interfaces.managed_strategy import is_asynchronous
+from dtrain.interfaces.managed_strategy import managed
 from dtrain.monitor.json_text import without_nan
 from dtrain.monitor.run_directory import RunDirectory, check_attempt
 from dtrain.monitor.run_record import VERSION
@@ -158,7 +158,7 @@ def _rate(model: Any) -> float | None:
     """The current learning rate; None if it is unknown, or if reading it needs a parameter server."""
     try:
         optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        if is_asynchronous(model.distribute_strategy):
+        if managed(model.distribute_strategy).asynchronous is not None:
             return None
         return float(np.asarray(optimizer.learning_rate))
     except Exception:  # an optimizer of the user's own may be anything

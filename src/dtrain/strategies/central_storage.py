@@ -72,16 +72,10 @@ class CentralStorageExtended(common.LocalUpdates, _Extended):  # type: ignore[mi
         colocated = kwargs.get("colocate_with") is not None
         own = kwargs.get("trainable") is False and not colocated
         if own or kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
-            return common.made_replicated(_Extended._create_variable(self, next_creator, **kwargs))
+            return common.remade(_Extended._create_variable(self, next_creator, **kwargs))
         kwargs["colocate_with"] = _Place(self._parameter_device)
-        return _made_central(_Extended._create_variable(self, next_creator, **kwargs))
-
-
-def _made_central(variable: Any) -> Any:
-    """As `common.made_replicated`, for a variable with a single copy."""
-    if type(variable) is common.Mirrored:
-        variable.__class__ = CentralVariable
-    return variable
+        made = _Extended._create_variable(self, next_creator, **kwargs)
+        return common.remade(made, CentralVariable)
 
 
 class CentralStorageStrategy(

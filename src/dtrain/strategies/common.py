@@ -177,7 +177,7 @@ class LocalUpdates:
         return super().update(var, fn, args, kwargs, group)  # type: ignore[misc]
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        made = made_replicated(super()._create_variable(next_creator, **kwargs))  # type: ignore[misc]
+        made = remade(super()._create_variable(next_creator, **kwargs))  # type: ignore[misc]
         self.dtrain_variables[next(self._numbers)] = made
         return made
 
@@ -348,13 +348,14 @@ def note_host_write(variable: Any, value: Any) -> None:
         host_writes.note(variable.name, value)
 
 
-def made_replicated(variable: Any) -> Any:
-    """Converts a variable that TensorFlow's strategy created to dtrain's class; returns others unchanged.
+def remade(variable: Any, mirrored: type = ReplicatedVariable) -> Any:
+    """Makes a variable of dtrain's class, with the copies of one that TensorFlow's strategy created.
 
-    The class is changed in place, because TensorFlow has no way to specify the class to create.
+    TensorFlow has no way to specify the class to create.
+
+    Args:
+        variable: what TensorFlow created; of any other class, it is returned unchanged.
+        mirrored: the class in place of TensorFlow's mirrored variables.
     """
-    if type(variable) is Mirrored:
-        variable.__class__ = ReplicatedVariable
-    elif type(variable) is _SyncOnRead:
-        variable.__class__ = SummedVariable
-    return variable
+    own = {Mirrored: mirrored, _SyncOnRead: SummedVariable}.get(type(variable))
+    return own(variable.distribute_strategy, variable.values, variable.aggregation) if own else variable

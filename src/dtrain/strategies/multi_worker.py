@@ -159,7 +159,7 @@ class MultiWorkerMirroredStrategy(
         self.dtrain_communication, transport = connect(layout, asked, topology, gpus=gpus)
         if layout.workers > 1:
             layout = replace(layout, sums=self.dtrain_communication.sums)
-        engine = self.dtrain_managed = ManagedStrategy(layout=layout)
+        self.dtrain_managed = ManagedStrategy(layout=layout)
         self._collective_key_base = common.next_collective_key_base()
         serverless = transport is not None or layout.workers == 1
         connected = peers.connected()
@@ -172,9 +172,10 @@ class MultiWorkerMirroredStrategy(
         tf.distribute.Strategy.__init__(self, extended)
         if topology is not None:
             join(topology, by_program=by_program)
-        engine.calls = install(extended, layout, transport, gpus=gpus)
+        calls = install(extended, layout, transport, gpus=gpus)
+        self.dtrain_managed = replace(self.dtrain_managed, calls=calls)
         if self.dtrain_communication.overlap:
-            engine.reduction_groups = buckets
+            self.dtrain_managed = replace(self.dtrain_managed, reduction_groups=buckets)
         _seed_alike(layout)
         strategy_made(self)
         if layout.workers > 1:

@@ -58,7 +58,7 @@ AUTO_JIT_COMPILE = SetOnObjects(
     "keras.src.trainers.trainer:Trainer._resolve_auto_jit_compile",
     'compile calls it for jit_compile="auto", where dtrain decides for each training',
 )
-GET_METRICS_RESULT = Reach(
+GET_METRICS_RESULT = Replaced(
     "keras.src.trainers.trainer:Trainer.get_metrics_result",
     "the stock steps' results are computed once, after the reduction, not in every replica",
 )
@@ -241,7 +241,7 @@ LAYER_BOOKKEEPING = frozenset(
         "_outbound_nodes", "_outputs", "_outputs_struct", "_parent_path", "_path", "_remat_mode",
         "_run_eagerly", "_saved_model_arg_spec", "_saved_model_inputs_spec", "_seed_generators",
         "_self_setattr_tracking", "_supports_masking", "_tracked", "_tracker", "_trainable",
-        "_trainable_variables", "build", "built", "get_metrics_result", "predict_function", "quantize",
-        "test_function", "train_function",
+        "_trainable_variables", "build", "built", "predict_function", "quantize", "test_function",
+        "train_function",
     }
 )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from dtrain.engine.callbacks.timed_callbacks import TimedCallback
-from dtrain.engine.loops.loop import FitSession
+from dtrain.engine.loops.fit_session import FitSession
 from dtrain.errors import ConfigurationError
 
 

@@ -19,7 +19,7 @@ from dtrain.base.log import logger
 from dtrain.engine.callbacks.callback_lists import Stateless
 from dtrain.engine.step.steps import step_is_stock
 from dtrain.errors import ConfigurationError
-from dtrain.interfaces.managed_strategy import is_asynchronous
+from dtrain.interfaces.managed_strategy import managed
 from dtrain.telemetry import events
 
 OnNan = Literal["warn", "stop"]
@@ -81,7 +81,7 @@ class LossAlarm(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         self._said_nan, self._lines, self._jumps = False, 0, False
         self._means = step_is_stock(self.model, "train_step")
         # Under parameter servers the logs are those of completed steps, which are not the steps of the call.
-        self._jumps_seen = not is_asynchronous(self.model.distribute_strategy)
+        self._jumps_seen = managed(self.model.distribute_strategy).asynchronous is None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Starts anew, because Keras' logs are means over the steps of one epoch."""

@@ -6,6 +6,7 @@ It implements `steps.Program`, so that the same functions run it. It does not ch
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from dtrain.base.log import logger
 from dtrain.engine.batches.batch_rows import without_optionals
 from dtrain.engine.execution.xla_steps import XlaSteps, replica_device
 from dtrain.engine.feed.groups import Part
-from dtrain.engine.step.steps import Program, first_replica, silent_results, step_is_stock
+from dtrain.engine.step.steps import Program, first_replica, run_step, step_is_stock
 from dtrain.engine.step.xla_rule import runs_in_xla
 from dtrain.upstream import tf_tracing
 
@@ -105,9 +106,7 @@ class LocalProgram(Program):
             return self._compiled_step(data)
 
     def _whole_step(self, data: Any) -> Any:
-        model = self._model
-        strategy, step = model.distribute_strategy, getattr(model, self._name)
-        if not self.stock:
-            return first_replica(strategy, strategy.run(step, args=(data,)))
-        with silent_results(model):
-            return first_replica(strategy, strategy.run(step, args=(data,)))
+        strategy, step = self._model.distribute_strategy, getattr(self._model, self._name)
+        if self.stock:
+            step = functools.partial(run_step, self._model, self._name, stock=True)
+        return first_replica(strategy, strategy.run(step, args=(data,)))

@@ -13,9 +13,10 @@ import tensorflow as tf
 from dtrain.engine.batches.batch_rows import Split, joined_rows
 from dtrain.engine.execution.xla_steps import XlaSteps
 from dtrain.engine.feed.groups import GroupIterator
-from dtrain.engine.feed.passes import traced_read
+from dtrain.engine.feed.row_reader import traced_read
 from dtrain.engine.feed.split_datasets import SplitIterator
-from dtrain.engine.loops.loop import TARGET_SECONDS, GroupCall
+from dtrain.engine.loops.call_size import TARGET_SECONDS
+from dtrain.engine.loops.step_calls import GroupCall
 from dtrain.engine.step.steps import unwrapped
 from dtrain.engine.step.xla_rule import runs_in_xla
 from dtrain.upstream import tf_tracing

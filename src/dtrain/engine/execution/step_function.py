@@ -20,7 +20,9 @@ from dtrain.engine.execution.single_batches import SingleBatches
 from dtrain.engine.execution.step_runs import Run, RunResult, can_loop
 from dtrain.engine.feed.groups import GroupIterator
 from dtrain.engine.feed.split_datasets import SplitIterator
-from dtrain.engine.loops.loop import Call, LocalState, loop_of
+from dtrain.engine.loops.local_state import LocalState
+from dtrain.engine.loops.loop import loop_of
+from dtrain.engine.loops.step_calls import Call
 from dtrain.engine.replica.replica_metrics import follow_from_variables
 from dtrain.engine.step.step_plan import as_record, warn_of_much
 from dtrain.engine.step.steps import Program

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from dtrain.engine.batches.batch_rows import rows_of, split_of
-from dtrain.engine.feed.passes import BatchBuffer, traced_read
+from dtrain.engine.feed.batch_buffer import BatchBuffer
+from dtrain.engine.feed.row_reader import traced_read
 from dtrain.engine.feed.split_datasets import SplitIterator
 from dtrain.task import channel
 from dtrain.task.progress import reporter

@@ -26,8 +26,9 @@ from dtrain.engine.batches.batch_rows import (
 )
 from dtrain.engine.batches.example_order import LARGEST_SEED, ArrayOrder
 from dtrain.engine.feed.array_datasets import ArrayBatches, ArrayDataset, drawn, traced
-from dtrain.engine.feed.passes import ArrayRows, BufferedPasses, Passes, RowReader, rows_between
+from dtrain.engine.feed.passes import BufferedPasses, Passes
 from dtrain.engine.feed.position import DataPosition
+from dtrain.engine.feed.row_reader import ArrayRows, RowReader, rows_between
 from dtrain.engine.feed.same_examples import ArrayDigest, digest_of
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.value_exchange import exchange

@@ -25,7 +25,9 @@ from dtrain.engine.feed.same_examples import (
     check_own,
     check_same_data,
 )
-from dtrain.engine.loops.loop import Call, CallSize, GroupCall, LastStep, current_loop
+from dtrain.engine.loops.call_size import CallSize
+from dtrain.engine.loops.loop import current_loop
+from dtrain.engine.loops.step_calls import Call, GroupCall, LastStep
 from dtrain.interfaces.managed_strategy import layout_of
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.telemetry import events
@@ -55,7 +57,7 @@ class DataFeed(ResumableFeed):
         keras_adapters.epoch_iterator_base().__init__(self, *args, **kwargs)
         self._distribute_strategy = distribute_strategy
         self._loop = current_loop().of_new_iterator()
-        layout = layout_of(distribute_strategy)
+        layout = self._layout = layout_of(distribute_strategy)
         watched = layout is None or self._loop.every_batch
         self._call_size = CallSize(layout or ReplicaLayout(), every_batch=watched)
         self._groups: Groups | None = None
@@ -221,9 +223,8 @@ class DataFeed(ResumableFeed):
         check_counts(counts)
         if all(digest is not None for digest in digests):
             check_first_batches(digests, tf_dataset(self._source.dataset))
-        layout = layout_of(self._distribute_strategy)
-        if layout is not None and self._passes == 1 and any(examples for examples, _ in own):
-            check_own(own, layout)
+        if self._layout is not None and self._passes == 1 and any(examples for examples, _ in own):
+            check_own(own, self._layout)
 
     def _get_iterator(self) -> Any:
         self._made += 1

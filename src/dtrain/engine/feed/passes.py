@@ -11,14 +11,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import tensorflow as tf
 
-from dtrain.engine.batches.batch_rows import BatchParts, map_leaves, part_sizes
-from dtrain.engine.batches.example_order import ArrayOrder
-from dtrain.upstream import keras_adapters
+from dtrain.engine.feed.batch_buffer import BatchBuffer
+from dtrain.engine.feed.row_reader import ArrayRows, RowReader, traced_read
 
 
 class Seekable(Protocol):
@@ -168,18 +166,6 @@ def _read_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="dtrain-read-ahead")
 
 
-@functools.lru_cache(maxsize=64)
-def rows_between(reader: RowReader) -> Any:
-    """A reader's `between` as a function, traced once for all arrays of the same kind."""
-    return tf.function(reader.between, autograph=False, reduce_retracing=True)
-
-
-@functools.lru_cache(maxsize=64)
-def traced_read(reader: Any) -> Any:
-    """A reader's `read` as a function, traced once for all arrays of the same kind."""
-    return tf.function(reader.read, autograph=False)
-
-
 class Pass:
     """An iterator over one pass.
 
@@ -264,136 +250,9 @@ class Pass:
         return rows
 
 
-class BatchBuffer(NamedTuple):
-    """Batches of one pass that were read together.
-
-    Attributes:
-        batches: a nest of tensors of shape (batches, ...).
-        next: the index of the next batch, an int32 scalar.
-        place: where the batches after these are: the numbers of the pass and of the batch in it, int64 of
-            shape (2,).
-    """
-
-    batches: Any
-    next: Any
-    place: Any
-
-    @classmethod
-    def read(cls, read: Callable[[Any, Any], tuple[Any, Any]], data: Any, place: Any) -> BatchBuffer:
-        """A buffer of the batches at a place; `read` is that of a `RowReader`."""
-        element, after = read(data, place)
-        return cls(element, tf.constant(0), after)
-
-    def size(self) -> Any:
-        """The number of batches, those before `next` included."""
-        leaf = tf.nest.flatten(self.batches)[0]
-        return tf.shape(leaf)[0] if leaf.shape[0] is None else leaf.shape[0]
-
-    def left(self) -> Any:
-        """Whether there is a next batch, a bool scalar."""
-        return self.next < self.size()
-
-    def at(self, number: Any) -> Any:
-        """The batch of a number."""
-        return tf.nest.map_structure(lambda leaf: tf.gather(leaf, number), self.batches)
-
-    def popped(self) -> tuple[Any, BatchBuffer]:
-        """The next batch, and the buffer without it."""
-        return self.at(self.next), self._replace(next=self.next + 1)
-
-
-class ArrayRows(NamedTuple):
-    """The data of a `RowReader`.
-
-    Attributes:
-        values: a nest of arrays.
-        begun: what `ArrayOrder.begun` returned, int64 of shape (n,).
-        rows: the number of rows of the arrays, an int64 scalar.
-    """
-
-    values: Any
-    begun: Any
-    rows: Any
-
-
-@dataclass(frozen=True)
-class RowReader:
-    """Reads rows of arrays: this process' parts of several equal batches, or all rows between two positions.
-
-    Attributes:
-        order: the order of the rows; its number of rows and its seed are not read.
-        parts: which parts of each batch `read` takes.
-        at_once: the most batches that `read` takes.
-        even: whether the last batch of a pass is full. If not, `read` takes it alone.
-        flat: whether `read` gives one tensor of the rows of all batches.
-    """
-
-    order: ArrayOrder
-    parts: BatchParts
-    at_once: int
-    even: bool
-    flat: bool = False
-
-    def read(self, data: ArrayRows, place: Any) -> tuple[Any, Any]:
-        """A nest of tensors, and the place of the batch after these.
-
-        The tensors' shape is (batches, rows, ...); if `flat`, (batches * rows, ...).
-
-        Args:
-            data: the arrays.
-            place: the numbers of the pass and of the first batch in it, int64 of shape (2,).
-        """
-        order, batch = replace(self.order, rows=data.rows), self.order.batch
-        number, first = tf.unstack(place)
-        full, rest = data.rows // batch, data.rows % batch
-        count = tf.minimum(tf.constant(self.at_once, tf.int64), full - first)
-        size: Any = batch
-        if not self.even:
-            last = first >= full
-            count = tf.where(last, tf.constant(1, tf.int64), count)
-            size = tf.where(last, rest, batch)
-        starts = (first + tf.range(count))[:, tf.newaxis] * batch
-
-        def part(low: Any, high: Any) -> Any:
-            places = tf.reshape(starts + tf.range(low, high, dtype=tf.int64), [-1])
-            rows = keras_adapters.some_rows(data.values, order.rows_at(places, first, number, data.begun))
-            return rows if self.flat else map_leaves(lambda leaf: _in_batches(leaf, count, high - low), rows)
-
-        parts = [part(*bounds) for bounds in self.parts.bounds(size)]
-        after = first + count
-        ended = after >= (full if self.even else full + 1)
-        following = tf.where(ended, tf.stack([number + 1, 0]), tf.stack([number, after]))
-        if self.parts.replicas == 1:
-            return parts[0], following
-        sizes = part_sizes(size, self.parts.replicas)
-        return (tuple(parts), tf.broadcast_to(sizes, [count, self.parts.replicas])), following
-
-    def between(self, data: ArrayRows, number: Any, low: Any, high: Any) -> Any:
-        """The rows of a pass from `low` to before `high`, a nest of tensors of shape (high - low, ...)."""
-        order, places = replace(self.order, rows=data.rows), tf.range(low, high)
-        rows = order.rows_at(places, tf.zeros([], tf.int64), number, data.begun)
-        return keras_adapters.some_rows(data.values, rows)
-
-    def specs(self, data: ArrayRows) -> ArrayRows:
-        """The specs of `data`, for a function that reads arrays of any length."""
-
-        def of_any_length(leaf: Any) -> Any:
-            return None if leaf is None else tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype)
-
-        values = map_leaves(of_any_length, data.values)
-        return ArrayRows(values, tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int64))
-
-
 def _of_one(spec: tf.TensorSpec) -> tf.TensorSpec:
     return tf.TensorSpec(spec.shape[1:], spec.dtype)
 
 
 def _none_of(spec: tf.TensorSpec) -> tf.Tensor:
     return tf.zeros([0, *(size or 0 for size in spec.shape[1:])], spec.dtype)
-
-
-def _in_batches(rows: Any, batches: Any, size: Any) -> Any:
-    """Reshapes a leaf with the rows of several batches to (batches, size, ...)."""
-    known = tf.cast(tf.stack([batches, size]), tf.int64)
-    shaped = tf.reshape(rows, tf.concat([known, tf.shape(rows, tf.int64)[1:]], axis=0))
-    return tf.ensure_shape(shaped, [None, size if isinstance(size, int) else None, *rows.shape[1:]])

@@ -13,8 +13,10 @@ import tensorflow as tf
 from dtrain.engine.batches.batch_rows import Split, packed, split_of, unconverted
 from dtrain.engine.batches.splitting import split_batch
 from dtrain.engine.feed.background_deletion import delete_in_background, start_deleting
+from dtrain.engine.feed.batch_buffer import BatchBuffer
 from dtrain.engine.feed.input_advice import may_be_buffered
-from dtrain.engine.feed.passes import BatchBuffer, Pass, RowReader
+from dtrain.engine.feed.passes import Pass
+from dtrain.engine.feed.row_reader import RowReader
 from dtrain.engine.feed.same_examples import FirstBatch
 from dtrain.interfaces.dataset_parts import own_split
 from dtrain.interfaces.replica_layout import ReplicaLayout

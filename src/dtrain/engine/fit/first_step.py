@@ -70,12 +70,12 @@ def _untested(strategy: Any, what: str, versions: str, names: list[str]) -> Unsu
 def _without_hook(strategy: Any) -> Any:
     """As `_trained`, without the strategy's gradient hook, which may change numbers on purpose."""
     engine = strategy.dtrain_managed
-    layout = engine.layout
-    engine.layout = dataclasses.replace(layout, gradient_hook=None)
+    layout = dataclasses.replace(engine.layout, gradient_hook=None)
+    strategy.dtrain_managed = dataclasses.replace(engine, layout=layout)
     try:
         return _trained(strategy)
     finally:
-        engine.layout = layout
+        strategy.dtrain_managed = engine
 
 
 def _trained(strategy: Any) -> Any:

@@ -26,7 +26,8 @@ from dtrain.engine.callbacks.shared_paths import shared_between_workers
 from dtrain.engine.callbacks.time_report import TimeReport
 from dtrain.engine.callbacks.timed_callbacks import timed
 from dtrain.engine.execution.step_function import StepFunction
-from dtrain.engine.loops.loop import LocalState, Loop, loop_of
+from dtrain.engine.loops.local_state import LocalState
+from dtrain.engine.loops.loop import Loop, loop_of
 from dtrain.engine.step.xla_rule import note_compiled
 from dtrain.engine.synchronisation.accumulation import MicroBatchSums, abandon, can_sum_locally
 from dtrain.engine.synchronisation.weight_averages import WeightAverages
@@ -72,17 +73,19 @@ def fit(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -
         check_first_step(self.distribute_strategy)
     with events.one_fit():
         try:
-            with operation(layout_of(self.distribute_strategy), "fit"):
-                return _fitted(self, original, call)
+            layout = layout_of(self.distribute_strategy)
+            with operation(layout, "fit"):
+                return _fitted(self, original, call, layout)
         except BaseException as error:
             saved = isinstance(error, SystemExit | KeyboardInterrupt)
             events.emit(events.FitEnds("interrupted" if saved else "failed"))
             raise
 
 
-def _fitted(model: Any, original: Callable[..., Any], call: inspect.BoundArguments) -> Any:
+def _fitted(
+    model: Any, original: Callable[..., Any], call: inspect.BoundArguments, layout: ReplicaLayout | None
+) -> Any:
     """Runs `fit` for a model under a strategy of dtrain's, or with a session; returns the `History`."""
-    layout = layout_of(model.distribute_strategy)
     report = TimeReport(layout, call.arguments["x"])
     loop = _loop_of_fit(model, call.arguments, layout, report)
     try:
@@ -186,27 +189,21 @@ def _without_training(original: Callable[..., Any], self: Any, args: Any, kwargs
     adopt(self)
     if not is_managed(self.distribute_strategy):
         return original(*call.args, **call.kwargs)
-    with operation(layout_of(self.distribute_strategy), kind):
-        return _evaluated_or_predicted(original, self, call)
-
-
-def _evaluated_or_predicted(original: Callable[..., Any], self: Any, call: inspect.BoundArguments) -> Any:
-    kind = original.__name__
-    call.apply_defaults()
-    _check_counts(call.arguments)
     layout, every_batch = layout_of(self.distribute_strategy), True
-    if (asynchronous := managed(self.distribute_strategy).asynchronous) is not None:
-        asynchronous.prepare_without_training(call.arguments)
-    else:
-        call.arguments["verbose"] = _verbose(call.arguments["verbose"], layout)
-    if kind == "evaluate" or (layout is not None and layout.replicas == 1):
-        watches = "test" if kind == "evaluate" else "predict"
-        (every_batch,) = watched(call.arguments["callbacks"], layout, watches)
-    callbacks = call.arguments["callbacks"]
-    loop = Loop(kind=kind, model=self, every_batch=every_batch, epochs=1, callbacks=callbacks)
-    with loop.running():
-        results = original(*call.args, **call.kwargs)
-        return predicted(layout, results) if kind == "predict" else results
+    with operation(layout, kind):
+        call.apply_defaults()
+        _check_counts(call.arguments)
+        if (asynchronous := managed(self.distribute_strategy).asynchronous) is not None:
+            asynchronous.prepare_without_training(call.arguments)
+        else:
+            call.arguments["verbose"] = _verbose(call.arguments["verbose"], layout)
+        callbacks = call.arguments["callbacks"]
+        if kind == "evaluate" or (layout is not None and layout.replicas == 1):
+            (every_batch,) = watched(callbacks, layout, "test" if kind == "evaluate" else "predict")
+        loop = Loop(kind=kind, model=self, every_batch=every_batch, epochs=1, callbacks=callbacks)
+        with loop.running():
+            results = original(*call.args, **call.kwargs)
+            return predicted(layout, results) if kind == "predict" else results
 
 
 def trainer_init(original: Callable[..., Any], self: Any) -> None:

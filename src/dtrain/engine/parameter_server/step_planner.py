@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from dtrain.engine.parameter_server.outputs import Outputs, zeros_of
 from dtrain.engine.replica.thread_state import Apply, thread_state
-from dtrain.engine.step.steps import silent_results, step_is_stock
+from dtrain.engine.step.steps import run_step, step_is_stock
 from dtrain.engine.variables.local_variable import LocalVariable, variables_replaced
 from dtrain.engine.variables.split_variables import is_split
 from dtrain.engine.variables.tables import tables_of
@@ -48,8 +48,7 @@ class ModelStep:
 
     def __call__(self, batch: Any) -> Any:
         """Runs the step on a batch. Keras' own step skips the metrics' results, which the chief computes."""
-        with silent_results(self.model) if self.stock else contextlib.nullcontext():
-            return getattr(self.model, self.name)(batch)
+        return run_step(self.model, self.name, batch, stock=self.stock)
 
 
 @dataclass(frozen=True, kw_only=True)

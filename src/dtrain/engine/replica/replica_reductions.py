@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.errors import CompilationError
-from dtrain.interfaces.managed_strategy import is_asynchronous, layout_of, managed
+from dtrain.interfaces.managed_strategy import layout_of, managed
 from dtrain.upstream import servers, tf_tracing
 
 
@@ -136,7 +136,7 @@ def unmeasured_parts(model: Any, *, reading: bool) -> list[str]:
     if tf_tracing.deterministic_operations():
         strategy = model.distribute_strategy
         layout = layout_of(strategy)
-        several = is_asynchronous(strategy) or (layout is not None and layout.workers > 1)
+        several = managed(strategy).asynchronous is not None or (layout is not None and layout.workers > 1)
         if several and managed(strategy).waited is None:
             unmeasured.append("communication")
     return unmeasured

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.variables.local_variable import LocalVariable
-from dtrain.interfaces.managed_strategy import is_asynchronous, layout_of
+from dtrain.interfaces.managed_strategy import layout_of, managed
 from dtrain.upstream import (
     graph_functions,
 )
@@ -60,7 +60,7 @@ def _shared_by_workers(variable: Any) -> bool:
     """Whether workers of a parameter-server strategy may write to a variable at the same time."""
     if "/job:ps/" in getattr(variable, "device", ""):
         return True
-    return is_asynchronous(getattr(variable, "_distribute_strategy", None))
+    return managed(getattr(variable, "_distribute_strategy", None)).asynchronous is not None
 
 
 def _written_in_step(variable: Any) -> bool:

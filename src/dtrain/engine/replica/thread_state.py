@@ -51,6 +51,7 @@ class ThreadState(threading.local):
         inside_layer: whether the code runs inside the outermost layer that a replica calls.
         layer_is_empty: a bool tensor, whether this layer was given a row of zeros; None if it has rows.
         written: collects the ids of the variables that a replica writes; None if nothing collects them.
+        without_results: the model whose own step of Keras' runs here, and returns no results; None elsewhere.
         inside_metric: whether the code runs inside an update of a metric whose arguments are prepared
             already.
         recorded_seeds: the seeds of a computation that is rematerialized, a `RecordedSeeds`; None outside of
@@ -70,6 +71,7 @@ class ThreadState(threading.local):
     inside_layer: bool = False
     layer_is_empty: Any = None
     written: set[int] | None = None
+    without_results: Any = None
     inside_metric: bool = False
     recorded_seeds: Any = None
     same_random_numbers: bool = False

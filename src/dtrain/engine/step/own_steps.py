@@ -5,7 +5,6 @@ When the copies are averaged is decided in `weight_averages.py`. It implements `
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +28,6 @@ from dtrain.engine.step.partitioned_steps import (
     traced_as_one_device,
 )
 from dtrain.engine.step.replica_communication import StrategyCollectives
-from dtrain.engine.step.steps import silent_results
 from dtrain.errors import StepError
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.interfaces.scope_checks import check_metrics
@@ -97,11 +95,9 @@ class OwnSteps(PartitionedProgram):
             if tf_replicas.local_replica_index() not in working:
                 return None
             with local_update():
-                return getattr(self._model, self._name)(batch)
+                return self._stock_step(batch)
 
-        # Replaced here, not in the replicas, because their threads take turns and share the model's methods.
-        with silent_results(self._model) if self.stock else contextlib.nullcontext():
-            outputs = strategy.run(in_replica, args=(tf_replicas.per_replica(batches),))
+        outputs = strategy.run(in_replica, args=(tf_replicas.per_replica(batches),))
         results = local_parts(strategy, outputs)
         nothing = tf.nest.map_structure(tf.zeros_like, results[working[0]])
         return [results[place] if place in working else nothing for place in range(len(batches))]

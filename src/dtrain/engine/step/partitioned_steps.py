@@ -1,7 +1,7 @@
 """Computes one step on all replicas by one program: the step of one device, traced once and partitioned.
 
 It implements `steps.Program`. How a traced function is divided is decided in `partition/`, which knows
-nothing of Keras; how many steps a call makes, in `loop.py`.
+nothing of Keras; how many steps a call makes, in `call_size.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dtrain.engine.replica.gradient_marks import GradientMarks
 from dtrain.engine.replica.single_program import as_single_program, making_variables
 from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.step.replica_communication import StrategyCollectives
-from dtrain.engine.step.steps import Program, silent_results, step_is_stock
+from dtrain.engine.step.steps import Program, run_step, step_is_stock
 from dtrain.engine.synchronisation.accumulation import PARTS
 from dtrain.interfaces.divided_weights import divided_dim
 from dtrain.interfaces.replica_layout import ReplicaLayout
@@ -298,11 +298,7 @@ class SingleProgram(Program):
         del found
 
     def _stock_step(self, batch: Any) -> Any:
-        step = getattr(self._model, self._name)
-        if not self.stock:
-            return step(batch)
-        with silent_results(self._model):
-            return step(batch)
+        return run_step(self._model, self._name, batch, stock=self.stock)
 
 
 class PartitionedProgram(SingleProgram):

@@ -1,19 +1,19 @@
 """What computes a train or test step, as `step_function.py` calls it, and what all kinds of it share.
 
 The kinds are `local_steps.py` for one replica, `partitioned_steps.py` for several, `eager_program.py` and
-`own_steps.py`. How many steps a call makes is decided in `loop.py`, where their data comes
+`own_steps.py`. How many steps a call makes is decided in `call_size.py`, where their data comes
 from in `engine/feed/`.
 """
 
 from __future__ import annotations
 
 import abc
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from dtrain.engine.replica.thread_state import thread_state
 from dtrain.partition.plan import Plan
 from dtrain.upstream import graph_functions, keras_models
 
@@ -111,14 +111,15 @@ def is_keras_own(model: Any, name: str) -> bool:
     return getattr(type(model), name) is getattr(keras_models.trainer_class(), name)
 
 
-@contextlib.contextmanager
-def silent_results(model: Any) -> Iterator[None]:
-    """A context in which Keras' own step returns no results; they are computed once, after the all-reduce."""
-    object.__setattr__(model, "get_metrics_result", dict)
-    try:
-        yield
-    finally:
-        object.__delattr__(model, "get_metrics_result")
+def run_step(model: Any, name: str, batch: Any, *, stock: bool) -> Any:
+    """Runs a model's step. Keras' own gives {}: its results are computed once, after the all-reduce."""
+    with thread_state.having(without_results=model if stock else None):
+        return getattr(model, name)(batch)
+
+
+def metrics_result(original: Callable[..., Any], self: Any) -> Any:
+    """The replacement of `get_metrics_result`."""
+    return {} if thread_state.without_results is self else original(self)
 
 
 def unwrapped(function: Any) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from dtrain.engine.replica.single_program import under_strategy
 from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.sharding.sharding_plan import broadcast_updates, plans
 from dtrain.interfaces.divided_weights import divided_dim
-from dtrain.interfaces.managed_strategy import is_asynchronous, is_managed, layout_of
+from dtrain.interfaces.managed_strategy import is_managed, layout_of, managed
 from dtrain.interfaces.scope_checks import check_optimizer_left_out, check_same_strategy
 from dtrain.partition.marks import dense_like_weight, like_weight
 from dtrain.upstream import keras_optimizers, tf_replicas
@@ -59,7 +59,7 @@ def _way_of(optimizer: Any, gradients: int) -> Way:
     if block is not None:
         return block.apply
     strategy, own = tf.distribute.get_strategy(), keras_optimizers.strategy_of_optimizer(optimizer)
-    if is_asynchronous(own):
+    if managed(own).asynchronous is not None:
         return _on_servers
     layout = layout_of(strategy)
     if own is not strategy and layout_of(own) is not None and not tf.distribute.has_strategy():

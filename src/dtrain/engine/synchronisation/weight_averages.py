@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.base.log import logger
-from dtrain.engine.loops.loop import LocalState
+from dtrain.engine.loops.local_state import LocalState
 from dtrain.engine.replica.context import all_reduce_sum, local_update
 from dtrain.engine.sharding.sharding_plan import is_sharded
 from dtrain.errors import ConfigurationError
