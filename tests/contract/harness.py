@@ -50,7 +50,34 @@ PROGRAM_SECONDS = 1200.0
 LAG_SECONDS = 120.0
 # What a strategy cannot do, and says so: (strategy, program) -> why.
 _XLA_READS_ITS_OWN = "a function that a program compiles by XLA itself reads weights on its own device only"
+_NO_REPLICA_FUNCTION = "divided weights are read in steps of `fit`, and not in strategy.run"
+_OF_ONE_WORKER = "Keras' own callback saves on one worker, and all of them hold a part"
+_EAGER = "eager code needs whole weights"
 LIMITS = {
+    **{
+        ("fully_sharded", name): _NO_REPLICA_FUNCTION
+        for name in (
+            "loop_dataset_from_function",
+            "loop_eager",
+            "loop_gradients_reduced_by_one_call",
+            "loop_gradients_reduced_then_applied",
+            "loop_in_graph",
+            "loop_jit_compiled_replica_step",
+            "loop_keras_loss_and_metrics",
+            "loop_over_the_iterator_in_graph",
+            "loop_plain_variables",
+            "loop_reduce_and_gather",
+            "loop_test_step",
+            "loop_two_optimizers",
+            "loop_uneven_last_batch",
+            "loop_with_replica_function_compiled",
+            "loop_with_replica_function_compiled_in_graph",
+            "own_metrics_in_loops",
+        )
+    },
+    ("fully_sharded", "backup_and_restore"): _OF_ONE_WORKER,
+    ("fully_sharded", "run_eagerly"): _EAGER,
+    ("fully_sharded", "own_metrics_in_eager_steps"): _EAGER,
     ("central_storage", "loop_jit_compiled_replica_step"): _XLA_READS_ITS_OWN,
     ("parameter_server", "loop_jit_compiled_replica_step"): _XLA_READS_ITS_OWN,
 }

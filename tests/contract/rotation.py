@@ -26,7 +26,7 @@ CYCLE = (
     "one_device",
     "parameter_server",
     "mirrored",
-    "multi_worker",
+    "fully_sharded",
 )
 
 

@@ -12,12 +12,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from tests.programs.registry import Listed, listed
-from tests.programs.strategies import STRATEGIES
+from tests.programs.strategies import HELD
 
 from . import harness
 
 ENTRIES = listed(*harness.HELD_KINDS)
-HELD = [name for name in STRATEGIES if name != "default"]
 Runs = dict[str, "Future[dict[str, harness.Report]]"]
 
 # The first test waits for whole runs; a program that hangs is cut off by the harness, and named, long before.

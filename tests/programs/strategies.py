@@ -43,13 +43,17 @@ DIVIDED = {
 HELD = [*(name for name in STRATEGIES if name != "default"), *DIVIDED]
 
 # What two replicas cannot show, such as the order of a sum; the contract is not run for these.
-LAYOUTS: dict[str, Layout] = STRATEGIES | DIVIDED | {
-    "fully_sharded_devices": Layout(1, 2, lambda dtrain: dtrain.FullyShardedStrategy(smallest=1)),
-    "three_devices": Layout(1, 3, lambda dtrain: dtrain.MirroredStrategy()),
-    "four_devices": Layout(1, 4, lambda dtrain: dtrain.MirroredStrategy()),
-    "two_of_two": Layout(2, 2, lambda dtrain, **how: dtrain.MultiWorkerMirroredStrategy(**how)),
-    "three_workers": Layout(3, 1, lambda dtrain, **how: dtrain.MultiWorkerMirroredStrategy(**how)),
-}
+LAYOUTS: dict[str, Layout] = (
+    STRATEGIES
+    | DIVIDED
+    | {
+        "fully_sharded_devices": Layout(1, 2, lambda dtrain: dtrain.FullyShardedStrategy(smallest=1)),
+        "three_devices": Layout(1, 3, lambda dtrain: dtrain.MirroredStrategy()),
+        "four_devices": Layout(1, 4, lambda dtrain: dtrain.MirroredStrategy()),
+        "two_of_two": Layout(2, 2, lambda dtrain, **how: dtrain.MultiWorkerMirroredStrategy(**how)),
+        "three_workers": Layout(3, 1, lambda dtrain, **how: dtrain.MultiWorkerMirroredStrategy(**how)),
+    }
+)
 
 
 def stock_default() -> Any:

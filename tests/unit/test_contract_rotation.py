@@ -10,14 +10,13 @@ import pytest
 from tests.contract.harness import HELD_KINDS, LIMITS, ROOT
 from tests.contract.rotation import CYCLE, place_of_this_commit, strategy_of
 from tests.programs.registry import Listed, listed
-from tests.programs.strategies import STRATEGIES
+from tests.programs.strategies import HELD
 
 ENTRIES = listed(*HELD_KINDS)
 
 
 def possible(entry: Listed) -> set[str]:
-    held = [name for name in STRATEGIES if name != "default"]
-    return {name for name in held if entry.runs_under(name) and (name, entry.name) not in LIMITS}
+    return {name for name in HELD if entry.runs_under(name) and (name, entry.name) not in LIMITS}
 
 
 def test_every_pair_runs_within_ten_commits() -> None:
@@ -27,7 +26,7 @@ def test_every_pair_runs_within_ten_commits() -> None:
 
 
 def test_each_strategy_is_in_the_cycle() -> None:
-    assert set(CYCLE) == STRATEGIES.keys() - {"default"}
+    assert set(CYCLE) == set(HELD)
 
 
 def test_each_commit_runs_programs_under_all_strategies_and_the_next_under_others() -> None:
@@ -44,7 +43,7 @@ def test_each_commit_runs_programs_under_all_strategies_and_the_next_under_other
 def test_a_programs_place_follows_from_its_name_alone() -> None:
     made = Listed("fit_numpy_shuffled", "program", Path("other.py"), "another digest")
     now = [strategy_of(made, place) for place in (0, 1, 2)]
-    assert now == ["parameter_server", "mirrored", "multi_worker"]
+    assert now == ["parameter_server", "mirrored", "fully_sharded"]
 
 
 def test_the_number_of_commits_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
