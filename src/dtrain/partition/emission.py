@@ -28,7 +28,7 @@ from dtrain.partition.nodes import (
     attribute,
     free_refs,
 )
-from dtrain.partition.segments import Segment, latest_levels, readers_of, segments_of
+from dtrain.partition.segments import Segment, latest_levels, levels_with_late_sums, readers_of, segments_of
 
 _FEW = 2**14
 
@@ -74,12 +74,12 @@ class Emission:
         levels: dict[int, list[Node]] = defaultdict(list)
         needed = block.needed()
         readers = readers_of(needed) if self._compiled else {}
-        latest = latest_levels(needed, readers) if self._compiled else {}
+        latest = latest_levels(needed, readers) if self._compiled else levels_with_late_sums(needed)
         own = set(needed) if self._compiled else set()
         for node in needed:
             if node.type == INPUT:
                 continue
-            levels[latest.get(node, node.level)].append(node)
+            levels[latest[node]].append(node)
         for level in sorted(levels):
             nodes = [node for node in levels[level] if node.type not in COLLECTIVES]
             if self._compiled:

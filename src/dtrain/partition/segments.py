@@ -8,7 +8,7 @@ from collections.abc import Sequence, Set
 
 import tensorflow as tf
 
-from dtrain.partition.nodes import INPUT, Node, Ref
+from dtrain.partition.nodes import ALL_REDUCE, INPUT, REDUCE_SCATTER, Node, Ref
 
 # Operations whose numbers follow from the program's seed, but not if XLA draws them: then each process, and
 # each compiled function, has others.
@@ -214,6 +214,32 @@ def latest_levels(nodes: Sequence[Node], readers: Readers) -> dict[Node, int]:
             )
         for predecessor in node.control:
             waiting[predecessor].append(node)
+    return levels
+
+
+def levels_with_late_sums(nodes: Sequence[Node]) -> dict[Node, int]:
+    """The level of each node, with sums of which no other communication depends in the last round.
+
+    Where weights are divided, each layer's gradients are summed in a round of their own. The sums of what is
+    not divided, such as biases, then travel together, in one call.
+
+    Args:
+        nodes: the nodes of a block that results and effects need, each after its inputs.
+    """
+    last = max((node.level for node in nodes if node.type == REDUCE_SCATTER), default=None)
+    levels = {node: node.level for node in nodes}
+    if last is None:
+        return levels
+    followed: set[Node] = set()  # by something that communicates
+    for node in reversed(nodes):
+        if node.communicates or node in followed:
+            followed.update(_before(node))
+    after: dict[Node, int] = {}
+    for node in nodes:
+        levels[node] = max((after[other] for other in _before(node) if other in after), default=node.level)
+        if node.type == ALL_REDUCE and node not in followed and node.attributes["mark"] is None:
+            levels[node] = max(levels[node], last)
+        after[node] = levels[node] + node.communicates
     return levels
 
 
