@@ -911,7 +911,8 @@ def test_every_rule_has_a_case() -> None:
     for function, inputs in CASES.values():
         arrays = _arrays(inputs, 3, 0)
         look(traced(function, arrays, [layout for layout, _, _ in inputs], static=False).graph)
-    # Of variables and draws with a state; test_partitioned_variables and test_partitioned_steps have them.
+    # Of variables and draws with a state; test_partitioned_variables, test_partitioned_steps and
+    # test_partition_divided_weights have them.
     others = {
         "AssignAddVariableOp",
         "AssignSubVariableOp",
@@ -924,6 +925,7 @@ def test_every_rule_has_a_case() -> None:
         "ResourceScatterNdUpdate",
         "ResourceScatterSub",
         "ResourceScatterUpdate",
+        "VariableShape",
     }
     others |= {
         "RandomStandardNormal",
