@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from dtrain.partition.layouts import PARTIAL, REPLICATED, Layout
 from dtrain.partition.partition import Partitioned, by_batch
 from dtrain.partition.partitioner import RULES
-from dtrain.partition.rules.elementwise import NARY, UNARY
 from dtrain.partition.replicas import Replicas
+from dtrain.partition.rules.elementwise import NARY, UNARY
 from dtrain.partition.traced import read_graph
 from partitioned import on_replicas, traced
 
