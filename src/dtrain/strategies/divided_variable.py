@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -136,12 +137,28 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
     def _get_as_operand(self) -> Any:
         return self.value()
 
-    def _written(self, method: str, indices: Any, updates: Any, name: Any) -> Any:
-        if tf_variables.in_one_device_trace():
-            return getattr(self._primary, method)(indices, updates, name)
-        change = {"add": tf.tensor_scatter_nd_add, "sub": tf.tensor_scatter_nd_sub}
-        scatter = change.get(method.rpartition("_")[2], tf.tensor_scatter_nd_update)
-        return self.assign(scatter(self._whole(), indices, updates))
+    def _update_cross_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
+        whole = tf_variables.variable_in_place_of(self._traced, self._whole())
+        update_fn(whole, value, **kwargs)
+        return self.assign(whole)
+
+    @contextlib.contextmanager
+    def whole_on_one_device(self) -> Iterator[None]:
+        """A context in which what runs eagerly as on one device uses a variable with the whole value.
+
+        All workers must enter and leave it together. It ends with what that variable holds then.
+        """
+        without_memory = self._traced
+        self._traced = tf_variables.variable_in_place_of(without_memory, self._whole())
+        try:
+            yield
+        finally:
+            whole, self._traced = self._traced, without_memory
+            self._hold(whole)
+
+    def _hold(self, whole: Any, method: str = "assign") -> None:
+        for held, part in zip(self.values, self._own(whole), strict=True):
+            getattr(held, method)(part, read_value=False)
 
     def assign(self, value: Any, use_locking: bool = False, name: Any = None, read_value: bool = True) -> Any:
         """Gives it a value, of the whole shape."""
@@ -166,8 +183,7 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
         if not self.shape.is_compatible_with(whole.shape):
             raise ValueError(f"the variable {self.name!r} has the shape {self.shape}, and not {whole.shape}")
         note_host_write(self, value)
-        for held, part in zip(self.values, self._own(whole), strict=True):
-            getattr(held, method)(part, read_value=False)
+        self._hold(whole, method)
         return self
 
 
