@@ -16,8 +16,8 @@ _PUBLIC = {
     "BackupAndRestore": "dtrain.checkpoint.backup_and_restore",
     "CentralStorageStrategy": "dtrain.strategies.central_storage",
     "DtrainError": "dtrain.errors",
-    "MirroredStrategy": "dtrain.strategies.mirrored",
     "FullyShardedStrategy": "dtrain.strategies.fully_sharded",
+    "MirroredStrategy": "dtrain.strategies.mirrored",
     "MultiWorkerMirroredStrategy": "dtrain.strategies.multi_worker",
     "OneDeviceStrategy": "dtrain.strategies.one_device",
     "ParameterServerStrategy": "dtrain.strategies.parameter_server",
@@ -39,6 +39,7 @@ __all__ = [
     "BackupAndRestore",
     "CentralStorageStrategy",
     "DtrainError",
+    "FullyShardedStrategy",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
@@ -101,6 +102,7 @@ if TYPE_CHECKING:
     from dtrain.process_group.ranks import barrier, broadcast, is_chief, local_rank, rank, world_size
     from dtrain.strategies.central_storage import CentralStorageStrategy
     from dtrain.strategies.default import get_strategy
+    from dtrain.strategies.fully_sharded import FullyShardedStrategy
     from dtrain.strategies.mirrored import MirroredStrategy
     from dtrain.strategies.multi_worker import MultiWorkerMirroredStrategy
     from dtrain.strategies.one_device import OneDeviceStrategy

@@ -203,6 +203,7 @@ def test_the_public_names_are_these() -> None:
         "BackupAndRestore",
         "CentralStorageStrategy",
         "DtrainError",
+        "FullyShardedStrategy",
         "MirroredStrategy",
         "MultiWorkerMirroredStrategy",
         "OneDeviceStrategy",

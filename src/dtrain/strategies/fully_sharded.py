@@ -58,14 +58,29 @@ class FullyShardedStrategy(MultiWorkerMirroredStrategy):
     With one process, its devices are the replicas.
 
     Args:
-        cluster_resolver, communication_options, communication, memory_growth, peer_timeout: as those of
-            `MultiWorkerMirroredStrategy`.
+        cluster_resolver: as that of `MultiWorkerMirroredStrategy`.
+        communication_options: as that of `MultiWorkerMirroredStrategy`.
+        communication: as that of `MultiWorkerMirroredStrategy`.
+        memory_growth: as that of `MultiWorkerMirroredStrategy`.
+        peer_timeout: as that of `MultiWorkerMirroredStrategy`.
         smallest: weights of fewer numbers stay whole on each replica, and so do vectors, such as biases.
 
     Raises:
         DtrainError: as `MultiWorkerMirroredStrategy`.
 
     Source: ZeRO-3 (arXiv 1910.02054), SimpleFSDP (arXiv 2411.00284).
+
+    Example:
+        ```python
+        import keras
+        import dtrain
+
+        strategy = dtrain.FullyShardedStrategy()
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(4096), keras.layers.Dense(1)])
+            model.compile("adam", "mse")
+        print(model.layers[0].kernel.shape)  # (256, 4096), of which each replica holds a part
+        ```
     """
 
     _divides_weights = True
