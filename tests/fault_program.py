@@ -32,7 +32,7 @@ class Options:
     """The training and the faults to inject.
 
     Attributes:
-        strategy: "one", "mirrored", "central_storage", "multi_worker" or "parameter_server".
+        strategy: "one", "mirrored", "central_storage", "multi_worker", "fully_sharded" or "parameter_server".
         data: "arrays", "pipeline", "dataset" or "sequence" (a PyDataset).
         epochs: number of epochs.
         batch: global batch size.
@@ -122,14 +122,14 @@ def train(folder: Path, options: Options) -> None:
         verbose=0,
         **arguments,
     )
+    result = {
+        "weights": digest(model),
+        "history": history.history,
+        "epochs": history.epoch,
+        "iterations": int(model.optimizer.iterations.numpy()),
+        "values": [float(value) for weight in model.weights for value in weight.numpy().ravel()],
+    }
     if dtrain.rank() == 0:
-        result = {
-            "weights": digest(model),
-            "history": history.history,
-            "epochs": history.epoch,
-            "iterations": int(model.optimizer.iterations.numpy()),
-            "values": [float(value) for weight in model.weights for value in weight.numpy().ravel()],
-        }
         unfinished = folder / "result.unfinished"
         unfinished.write_text(json.dumps(result))
         unfinished.replace(folder / "result.json")
@@ -161,6 +161,7 @@ def make_strategy(name: str) -> Any:
         return dtrain.CentralStorageStrategy(["CPU:0", "CPU:1"], "CPU:0")
     kind = {
         "multi_worker": dtrain.MultiWorkerMirroredStrategy,
+        "fully_sharded": functools.partial(dtrain.FullyShardedStrategy, smallest=1),
         "parameter_server": dtrain.ParameterServerStrategy,
     }
     return kind[name]()

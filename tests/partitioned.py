@@ -104,6 +104,10 @@ class _Member:
     def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return self._call(tensors, np.concatenate)
 
+    def reduce_scatter(self, tensors: Sequence[tf.Tensor], rows: Sequence[Sequence[int]]) -> list[tf.Tensor]:
+        totals = self.all_reduce(tensors)
+        return [tf.split(total, sizes)[self._place] for total, sizes in zip(totals, rows, strict=True)]
+
     def _call(self, tensors: Sequence[tf.Tensor], combine: Callable[[Any], Any]) -> list[tf.Tensor]:
         def run(*arrays: np.ndarray) -> list[np.ndarray]:
             everyone = self._processes.exchange(self._place, list(arrays))

@@ -52,7 +52,6 @@ LAG_SECONDS = 120.0
 _XLA_READS_ITS_OWN = "a function that a program compiles by XLA itself reads weights on its own device only"
 _NO_REPLICA_FUNCTION = "divided weights are read in steps of `fit`, and not in strategy.run"
 _OF_ONE_WORKER = "Keras' own callback saves on one worker, and all of them hold a part"
-_EAGER = "eager code needs whole weights"
 LIMITS = {
     **{
         ("fully_sharded", name): _NO_REPLICA_FUNCTION
@@ -76,8 +75,6 @@ LIMITS = {
         )
     },
     ("fully_sharded", "backup_and_restore"): _OF_ONE_WORKER,
-    ("fully_sharded", "run_eagerly"): _EAGER,
-    ("fully_sharded", "own_metrics_in_eager_steps"): _EAGER,
     ("central_storage", "loop_jit_compiled_replica_step"): _XLA_READS_ITS_OWN,
     ("parameter_server", "loop_jit_compiled_replica_step"): _XLA_READS_ITS_OWN,
 }

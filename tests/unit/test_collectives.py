@@ -158,6 +158,46 @@ def test_several_sums_at_once_are_those_one_by_one() -> None:
             assert total.tobytes() == (given[0][i] + given[1][i] + given[2][i]).tobytes()
 
 
+@pytest.mark.parametrize("rows", [(5, 4), (1, 7), (4, 3, 2), (1, 1, 2001)])
+@pytest.mark.parametrize("width", [(), (3,), (2, 500)])
+def test_scattered_sums_are_the_rows_of_the_sums_to_the_bit(
+    rows: tuple[int, ...], width: tuple[int, ...]
+) -> None:
+    kinds = [np.float32, np.float16, np.float64, ml_dtypes.bfloat16]
+
+    def of(rank: int) -> list[np.ndarray]:
+        rng = np.random.default_rng(rank)
+        return [rng.normal(size=(sum(rows), *width)).astype(kind) for kind in kinds]
+
+    def work(calls: Calls) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+        own = of(calls.rank)
+        one_by_one = [calls.scattered_sums([value], [rows])[0] for value in own]
+        return calls.scattered_sums(own, [rows] * len(own)), one_by_one, calls.sums(own)
+
+    for rank, (at_once, one_by_one, totals) in enumerate(together(pairs(len(rows)), work)):
+        begin = sum(rows[:rank])
+        for value, alone, total in zip(at_once, one_by_one, totals, strict=True):
+            wanted = total[begin : begin + rows[rank]]
+            assert value.dtype == wanted.dtype and value.shape == wanted.shape
+            assert value.tobytes() == alone.tobytes() == wanted.tobytes()
+
+
+def test_rows_of_scattered_sums_may_differ_by_array() -> None:
+    values, rows = [np.arange(6.0), np.arange(8.0).reshape(4, 2)], [(2, 4), (3, 1)]
+    first, second = together(pairs(2), lambda calls: calls.scattered_sums(values, rows))
+    assert [each.tolist() for each in first] == [[0, 2], [[0, 2], [4, 6], [8, 10]]]
+    assert [each.tolist() for each in second] == [[4, 6, 8, 10], [[12, 14]]]
+
+
+def test_a_worker_that_scatters_while_others_sum_is_an_error() -> None:
+    def work(calls: Calls) -> Any:
+        return calls.scattered_sums([np.ones(4)], [(2, 2)]) if calls.rank else calls.sum(np.ones(4))
+
+    for error in together(pairs(2), work):
+        assert isinstance(error, PeerMismatchError)
+        assert "a reduce-scatter" in str(error) and "an all-reduce" in str(error)
+
+
 class Counted(SocketCalls):
     """Counts its exchanges of messages and the bytes that it sends."""
 

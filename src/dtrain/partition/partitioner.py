@@ -287,8 +287,9 @@ class Partitioner(LayoutConversion):
 
     def whole_operation(self, op: TracedOperation, inputs: list[Value]) -> list[Value]:
         """The operation with whole inputs: on each replica the same."""
-        if any(value.in_parts for value in inputs) and op.type not in _OF_VARIABLES_IN_PARTS:
-            raise ValueError("it changes a variable of which each replica holds a part, such as a metric's")
+        in_parts = any(value.in_parts or value.held for value in inputs)
+        if in_parts and op.type not in _OF_VARIABLES_IN_PARTS:
+            raise ValueError("it uses a variable of which each replica holds a part, such as a metric's")
         if any(value.sharded for value in inputs):
             self.gathered.append(op)
         given = [self.whole(value) for value in inputs]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from dtrain.errors import PeerMismatchError, StepError
 from dtrain.interfaces.managed_strategy import layout_of, managed
 from dtrain.partition.layouts import WeightRows
 from dtrain.strategies.common import Mirrored, ReadAsNumber, WithEntries, note_host_write
-from dtrain.upstream import tf_variables
+from dtrain.upstream import tf_tracing, tf_variables
 
 SMALLEST = 2**13
 """Weights of fewer numbers are not divided by default: gathering takes longer than their memory is worth."""
@@ -70,9 +71,10 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
             tf_variables.variable_on(device, part, value.dtype, name)
             for device, part in zip(devices, self._own(value), strict=True)
         ]
-        self._traced = tf_variables.variable_without_memory(
+        self._without_memory = tf_variables.variable_without_memory(
             devices[0], value.shape, value.dtype, name, arguments
         )
+        self._traced = self._without_memory
         super().__init__(strategy, held, arguments.get("aggregation") or tf.VariableAggregation.NONE)
         self._traced.handle._distributed_container = weakref.ref(self)
 
@@ -89,6 +91,12 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
 
     def _whole(self) -> Any:
         """The whole value; all workers must ask for it."""
+        if self.trainable and tf_tracing.tape_records():
+            raise StepError(
+                f"The weight {self.name!r} is divided over the replicas, and was read under a GradientTape "
+                "outside of a step of fit: the tape would find no gradient of it.",
+                hint="train by fit, or by a train_step of your own",
+            )
         if not tf.distribute.in_cross_replica_context() and tf.distribute.has_strategy():
             raise StepError(
                 f"The weight {self.name!r} is divided over the replicas, and was read in strategy.run.",
@@ -110,21 +118,30 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
 
     def read_value(self) -> Any:
         """The whole value."""
-        return super().read_value() if tf_variables.in_one_device_trace() else self._whole()
+        return self._on_one_device().read_value() if tf_variables.in_one_device_trace() else self._whole()
 
     def value(self) -> Any:
         """The whole value."""
-        return super().value() if tf_variables.in_one_device_trace() else self._whole()
+        return self._on_one_device().value() if tf_variables.in_one_device_trace() else self._whole()
+
+    def _on_one_device(self) -> Any:
+        """The variable that code uses which is traced, or runs eagerly, as on one device."""
+        if tf.executing_eagerly() and self._traced is self._without_memory:
+            raise StepError(
+                f"The weight {self.name!r} is divided over the replicas, and was made in an eager step.",
+                hint="make it before training, or leave run_eagerly out",
+            )
+        return self._traced
 
     def _dense_var_to_tensor(self, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
         if tf_variables.in_one_device_trace():
-            return self._primary._dense_var_to_tensor(dtype, name, as_ref)
+            return self._on_one_device()._dense_var_to_tensor(dtype, name, as_ref)
         return tf.cast(self._whole(), dtype or self.dtype)
 
     def sparse_read(self, indices: Any, name: Any = None) -> Any:
         """The rows at some places."""
         if tf_variables.in_one_device_trace():
-            return self._primary.sparse_read(indices, name=name)
+            return self._on_one_device().sparse_read(indices, name=name)
         return tf.gather(self._whole(), indices, name=name)
 
     def _get(self) -> Any:
@@ -136,12 +153,27 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
     def _get_as_operand(self) -> Any:
         return self.value()
 
-    def _written(self, method: str, indices: Any, updates: Any, name: Any) -> Any:
-        if tf_variables.in_one_device_trace():
-            return getattr(self._primary, method)(indices, updates, name)
-        change = {"add": tf.tensor_scatter_nd_add, "sub": tf.tensor_scatter_nd_sub}
-        scatter = change.get(method.rpartition("_")[2], tf.tensor_scatter_nd_update)
-        return self.assign(scatter(self._whole(), indices, updates))
+    def _update_cross_replica(self, update_fn: Callable[..., Any], value: Any, **kwargs: Any) -> Any:
+        whole = tf_variables.variable_in_place_of(self._traced, self._whole())
+        update_fn(whole, value, **kwargs)
+        return self.assign(whole)
+
+    @contextlib.contextmanager
+    def whole_on_one_device(self) -> Iterator[None]:
+        """A context in which what runs eagerly as on one device uses a variable with the whole value.
+
+        All workers must enter and leave it together. It ends with what that variable holds then.
+        """
+        self._traced = tf_variables.variable_in_place_of(self._without_memory, self._whole())
+        try:
+            yield
+        finally:
+            whole, self._traced = self._traced, self._without_memory
+            self._hold(whole)
+
+    def _hold(self, whole: Any, method: str = "assign") -> None:
+        for held, part in zip(self.values, self._own(whole), strict=True):
+            getattr(held, method)(part, read_value=False)
 
     def assign(self, value: Any, use_locking: bool = False, name: Any = None, read_value: bool = True) -> Any:
         """Gives it a value, of the whole shape."""
@@ -166,8 +198,7 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
         if not self.shape.is_compatible_with(whole.shape):
             raise ValueError(f"the variable {self.name!r} has the shape {self.shape}, and not {whole.shape}")
         note_host_write(self, value)
-        for held, part in zip(self.values, self._own(whole), strict=True):
-            getattr(held, method)(part, read_value=False)
+        self._hold(whole, method)
         return self
 
 

@@ -145,7 +145,7 @@ _ENTRIES = (
         failure="all workers resume from the last checkpoint, to "
         "the bit; with `--workers MIN:MAX` also without those that do not start",
         ease="one process a worker: `dtrain launch --workers N`, `TF_CONFIG` or an MPI start",
-        limits="no `strategy.run` and no `run_eagerly`; every worker reads and saves weights together",
+        limits="no `strategy.run`; every worker reads and saves weights together",
         synonyms=("fsdp", "zero3"),
         suggested_for=("deepspeed", "modelparallel", "sharded", "zero"),
         module="dtrain.strategies.fully_sharded",

@@ -46,6 +46,13 @@ def in_no_order(operation: Any) -> None:
         manager.run_independently(operation)
 
 
+def tape_records() -> bool:
+    """Whether a gradient tape may record operations here."""
+    from tensorflow.python.eager import record
+
+    return bool(record.could_possibly_record())
+
+
 def not_recording() -> Any:
     """A context in which gradient tapes record no operations; they still watch variables that are read."""
     from tensorflow.python.eager import record

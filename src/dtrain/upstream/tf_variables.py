@@ -53,6 +53,22 @@ def variable_without_memory(device: str, shape: Any, dtype: Any, name: str, argu
         return UninitializedVariable(shape=shape, dtype=dtype, name=name, **kept)
 
 
+def variable_in_place_of(variable: Any, value: Any) -> Any:
+    """A plain variable with a value that optimizers and tapes take for another variable.
+
+    Args:
+        variable: the other one, such as one without memory.
+        value: the value.
+    """
+    import tensorflow as tf
+    from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+    with tf.device(variable.device):
+        made = ResourceVariable(value, trainable=variable.trainable, dtype=variable.dtype)
+    made._unique_id = variable._unique_id
+    return made
+
+
 def in_one_device_trace() -> bool:
     """Whether code is traced in which a distributed variable is its first copy (`one_device_tracing`)."""
     from tensorflow.python.distribute import values_util

@@ -19,7 +19,7 @@ from dtrain.engine.replica.gradient_marks import GradientMarks
 from dtrain.engine.replica.single_program import as_single_program, making_variables
 from dtrain.engine.step.partitioned_steps import SingleProgram, is_in_parts
 from dtrain.engine.step.replica_communication import StrategyCollectives
-from dtrain.errors import ConfigurationError
+from dtrain.interfaces.divided_weights import divided_dim
 from dtrain.interfaces.replica_layout import ReplicaLayout
 
 _warned = False
@@ -30,12 +30,6 @@ class EagerProgram(SingleProgram):
 
     def __init__(self, model: Any, layout: ReplicaLayout, *, training: bool) -> None:
         global _warned
-        if layout.divided:
-            raise ConfigurationError(
-                "run_eagerly=True was set, and the model's weights are divided over the replicas: eager code "
-                "needs whole weights.",
-                hint="leave run_eagerly out, or debug the model under OneDeviceStrategy",
-            )
         super().__init__(model, layout, training=training)
         self._replicas = EagerReplicas(model.distribute_strategy, layout)
         if not _warned and layout.worker == 0:
@@ -95,26 +89,32 @@ class EagerReplicas:
         """A context for code that runs eagerly as on one device; the copies are equal again at its end.
 
         A variable of which each replica holds a part is whole meanwhile; afterwards the first replica of the
-        job holds all of it.
+        job holds all of it. A variable that is divided is whole meanwhile, too, in memory of its own.
         """
-        divided = self._divided()
-        values = [[copy.value() for copy in variable.values] for variable in divided]
-        sums = self._communication.sums(values, nested=False) if divided else ()
-        for variable, total in zip(divided, sums, strict=True):
+        in_parts = self._in_parts()
+        values = [[copy.value() for copy in variable.values] for variable in in_parts]
+        sums = self._communication.sums(values, nested=False) if in_parts else ()
+        for variable, total in zip(in_parts, sums, strict=True):
             _assign(variable, total[0])
+        divided = [each for _, each in sorted(self._copied().items()) if divided_dim(each) is not None]
         try:
-            with making_variables(self._strategy), as_single_program():
-                yield
+            with contextlib.ExitStack() as whole:
+                for variable in divided:
+                    whole.enter_context(variable.whole_on_one_device())
+                with making_variables(self._strategy), as_single_program():
+                    yield
         finally:
             for variable in self._copied().values():
                 first, *others = variable.values
+                if divided_dim(variable) is not None:
+                    continue
                 if not is_in_parts(variable):
                     for copy in others:
                         copy.assign(first)
                 elif self._layout.worker > 0:
                     first.assign(tf.zeros_like(first))
 
-    def _divided(self) -> list[Any]:
+    def _in_parts(self) -> list[Any]:
         """The variables of which each replica holds a part, the same ones on all workers.
 
         A worker may not have deleted a variable yet that nothing uses any more.

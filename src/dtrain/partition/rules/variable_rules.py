@@ -48,55 +48,63 @@ def _scatter(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> lis
     """
     handle, indices, updates = (step.whole(value) for value in inputs)
     if handle.held:
-        return _scatter_own(step, op, handle, indices, updates)
+        return _scatter_own(step, op, handle, handle.held, indices, updates)
     if handle.in_parts:
         updates = step.as_partial(updates)
     return step.each(op, [handle, indices, updates], REPLICATED)
 
 
+@rule(
+    "ResourceScatterDiv",
+    "ResourceScatterMax",
+    "ResourceScatterMin",
+    "ResourceScatterMul",
+    "ResourceScatterNdMax",
+    "ResourceScatterNdMin",
+)
+def _scatter_otherwise(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
+    """As `_scatter`; no sum of parts follows these."""
+    handle, indices, updates = (step.whole(value) for value in inputs)
+    return _scatter_own(step, op, handle, handle.held, indices, updates) if handle.held else None
+
+
 def _scatter_own(
-    step: Partitioner, op: TracedOperation, handle: Value, indices: Value, updates: Value
-) -> list[Value] | None:
-    """Scatters those rows that a replica holds, counted from its first."""
-    held = handle.held
+    step: Partitioner, op: TracedOperation, handle: Value, held: Sharded, indices: Value, updates: Value
+) -> list[Value]:
+    """Scatters what a replica holds, counted from its first entry.
+
+    Indices name the first dimensions. If the variable is divided along one of those, a replica selects the
+    indices that name what it holds; else each index names some of it.
+    """
     by_index = not op.type.startswith("ResourceScatterNd")
-    if held is None or held.dim != 0 or updates.shape is None or indices.rank is None:
-        raise ValueError("it changes entries of a divided variable, whose division it does not know")
+    named = 1 if by_index else indices.sizes[-1] if indices.sizes else None
+    if named is None or updates.shape is None:
+        raise ValueError("it changes entries of a divided variable, and their shapes are not known")
     build, group = step.build, step.group(held.rows)
-    flat = build.reshape(indices.parts[0], (-1,) if by_index else (-1, indices.sizes[-1]))
-    tail = updates.sizes[indices.rank if by_index else indices.rank - 1 :]
+    flat = build.reshape(indices.parts[0], (-1, named))
+    tail = updates.sizes[len(indices.sizes) - (not by_index) :]
     values = build.reshape(updates.parts[0], (-1, *tail))
-    rows = flat if by_index else build.column(flat, 0)
 
     def own(place: int) -> tuple[Ref, Ref]:
+        if held.dim >= named:
+            begin, size = group.begin[place], group.local[place]
+            return flat, build.slice(values, 1 + len(tail), 1 + held.dim - named, begin, size)
         first, count = (build.cast(refs[place], flat.dtype) for refs in (group.begin, group.local))
-        from_first = build.binary("Sub", rows, first)
-        not_before = build.op(
-            "GreaterEqual", [from_first, build.constant(0, flat.dtype)], tf.bool, T=flat.dtype
-        )
+        zero = build.constant(0, flat.dtype)
+        from_first = build.binary("Sub", build.column(flat, held.dim), first)
+        not_before = build.op("GreaterEqual", [from_first, zero], tf.bool, T=flat.dtype)
         not_after = build.op("Less", [from_first, count], tf.bool, T=flat.dtype)
         here = build.op("LogicalAnd", [not_before, not_after], tf.bool)
         places = build.reshape(build.op("Where", [here], tf.int64, T=tf.bool), (-1,))
-        moved = flat
-        if by_index:
-            moved = from_first
-        else:
-            offset = build.stack(
-                [first, *[build.constant(0, flat.dtype)] * (int(indices.sizes[-1] or 1) - 1)]
-            )
-            moved = build.binary("Sub", flat, offset)
+        offset = build.stack([first if dim == held.dim else zero for dim in range(named)])
+        moved = build.binary("Sub", flat, offset)
         return build.rows_at(moved, places), build.rows_at(values, places)
 
     for place in range(step.replicas.here):
         own_indices, own_updates = own(place)
-        build.node(
-            op.type,
-            [handle.parts[place], own_indices, own_updates],
-            op.attributes,
-            [],
-            stateful=True,
-            replica=place,
-        )
+        own_indices = build.reshape(own_indices, (-1,)) if by_index else own_indices
+        given = [handle.parts[place], own_indices, own_updates]
+        build.node(op.type, given, op.attributes, [], stateful=True, replica=place)
     return []
 
 

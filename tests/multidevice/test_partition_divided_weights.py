@@ -1,0 +1,283 @@
+"""Rules for variables that are divided along a dimension: a function has the effects of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from dtrain.errors import StepError
+from dtrain.partition.communication import Collectives
+from dtrain.partition.layouts import WeightRows
+from dtrain.partition.marks import like_weight
+from dtrain.partition.partition import Partitioned, by_batch, by_weight
+from dtrain.partition.replicas import Replicas
+from partitioned import Processes
+
+raw = tf.raw_ops
+Function = Callable[[tf.Variable, tf.Tensor, int], Any]
+CASES: dict[str, Function] = {}
+
+
+def case(function: Function) -> Function:
+    CASES[function.__name__] = function
+    return function
+
+
+def names(w: tf.Variable, rows: tf.Tensor) -> tf.Tensor:
+    """A row of the variable for each row."""
+    return tf.cast(tf.abs(rows[:, 0]) * 100.0, tf.int32) % w.shape[0]
+
+
+def updates_of(w: tf.Variable, rows: tf.Tensor) -> tf.Tensor:
+    """A change of a row of the variable for each row."""
+    return tf.reshape(rows[:, 0], [-1, *[1] * (len(w.shape) - 1)]) * tf.ones([1, *w.shape[1:]])
+
+
+@case
+def looked_up(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
+    return (
+        tf.gather(w, names(w, rows)) * rows[:, None, :1],
+        tf.gather(w, [1, 0, 1]),
+        w.sparse_read([[1], [0]]),
+    )
+
+
+@case
+def scattered_by_row(w: tf.Variable, rows: tf.Tensor, dim: int) -> None:
+    updates = updates_of(w, rows)
+    for kind in ("Add", "Sub"):
+        change = getattr(raw, f"ResourceScatter{kind}")
+        change(resource=w.handle, indices=names(w, rows), updates=updates)
+
+
+@case
+def scattered_by_place(w: tf.Variable, rows: tf.Tensor, dim: int) -> None:
+    updates = (1.5 + tf.reduce_mean(rows) ** 2) * tf.ones([1, 2, *w.shape[1:]])
+    for kind in ("Mul", "Div", "Max", "Min", "Update"):
+        change = getattr(raw, f"ResourceScatter{kind}")
+        change(resource=w.handle, indices=[[w.shape[0] - 1, 0]], updates=updates)
+
+
+@case
+def entries(w: tf.Variable, rows: tf.Tensor, dim: int) -> None:
+    for depth in range(1, len(w.shape) + 1):
+        last = [size - 1 for size in w.shape[:depth]]
+        updates = tf.reduce_mean(rows) + tf.ones([2, *w.shape[depth:]])
+        for kind in ("add", "sub", "update", "max", "min"):
+            getattr(w, f"scatter_nd_{kind}")([last, [0] * depth], updates * 0.5)
+    w.scatter_nd_add(names(w, rows)[:, None], updates_of(w, rows))
+
+
+@case
+def sizes(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
+    both = tf.shape_n([tf.transpose(w), rows])
+    return (
+        tf.shape(w),
+        raw.VariableShape(input=w.handle),
+        tf.size(w),
+        both,
+        tf.zeros_like(w),
+        tf.ones_like(w) + w,
+    )
+
+
+@case
+def arranged_anew(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
+    order = [*range(1, len(w.shape)), 0]
+    turned = tf.transpose(w, order)
+    flat = tf.reshape(turned, [-1, w.shape[0]])
+    return (
+        tf.matmul(rows[:, :1] * tf.ones([1, w.shape[0]]), flat, transpose_b=True),
+        tf.shape(flat),
+        turned + tf.transpose(w * 1.0, order),
+        tf.reduce_sum(flat, 0),
+        tf.reshape(w, [-1]) * 2.0,
+        tf.cast(tf.expand_dims(turned, 0), tf.float64),
+        tf.identity_n([flat, w, rows])[0],
+        w.assign(tf.reshape(flat, w.shape)),
+        tf.nn.l2_loss(flat),
+    )
+
+
+@case
+def reduced(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
+    reductions = [tf.reduce_sum, tf.reduce_mean, tf.reduce_max, tf.reduce_min, tf.reduce_prod, tf.norm]
+    axes = [None, 0, -1, *([1] if len(w.shape) > 2 else [])]
+    found = [reduce(w, axis=axis) for reduce in reductions for axis in axes]
+    found += [tf.reduce_any(w > 0.5, 0), tf.reduce_all(w > -0.5), tf.reduce_mean(w, dim, keepdims=True) * w]
+    return [*found, tf.nn.l2_loss(w), tf.argmax(w, 0), tf.argmax(w, -1), tf.math.reduce_variance(w)]
+
+
+@case
+def element_by_element(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
+    shape = list(w.shape)
+    vector, along = tf.range(1.0, shape[-1] + 1.0), [-1 if axis == dim else 1 for axis in range(len(shape))]
+    own = tf.reshape(tf.range(1.0, shape[dim] + 1.0), along)
+    total = tf.reduce_sum(rows)
+    return (
+        w * vector + own / w,
+        w[None] - tf.ones([3, *[1] * len(shape)]),
+        tf.where(w > 0.5, w, own),
+        tf.maximum(w, total),
+        tf.add_n([w, w * own, tf.fill(shape, total)]),
+        tf.cast(tf.sqrt(tf.abs(w)) * total, tf.float64),
+        w + tf.reshape(tf.reduce_sum(rows, 0)[:1], [1] * len(shape)),
+    )
+
+
+@case
+def whole_operations(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
+    return (
+        tf.sort(w, axis=dim),
+        tf.cumsum(w, dim),
+        tf.reverse(w, [dim]),
+        tf.concat([w, w], dim),
+        tf.split(w, [1, w.shape[dim] - 1], dim)[1],
+        tf.map_fn(lambda row: row * 2.0 + tf.reduce_sum(w), w),
+        tf.gather_nd(w.value(), [[1], [0]]),
+        tf.stack([w, w])[1],
+    )
+
+
+@case
+def assigned(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
+    total = tf.reduce_sum(rows)
+    w.assign(w * 0.5 + total)
+    w.assign_add(total * tf.ones_like(w))
+    w.assign_sub(tf.fill(w.shape, tf.reduce_max(rows)))
+    return w.assign(tf.maximum(w, 0.25)) * 2.0, w[0]
+
+
+@case
+def in_branches_and_loops(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
+    total = tf.reduce_sum(rows)
+    tf.cond(total > 0.0, lambda: w.assign_add(tf.fill(w.shape, total)), lambda: w.assign(w * 0.5))
+    found = tf.while_loop(
+        lambda i, a, b: i < 3,
+        lambda i, a, b: (i + 1, a + tf.reduce_sum(b * w), b * 0.5),
+        [0, total, w.value()],
+    )
+    return found[1], tf.switch_case(names(w, rows)[0] % 2, [lambda: w.value(), lambda: tf.ones(w.shape)])
+
+
+@case
+def trained(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
+    """With a regularizer, which counts once although a replica has no rows."""
+    with tf.GradientTape() as tape:
+        table = tf.reshape(w, [w.shape[0], -1])
+        found = tf.tanh(rows[:, :1] * tf.ones([1, w.shape[0]]) @ table)
+        loss = tf.reduce_mean(found**2) + 0.1 * tf.reduce_sum(w**2) + 0.1 * tf.nn.l2_loss(table)
+    gradient = like_weight(tape.gradient(loss, w), w.shape, dim)
+    norm = tf.linalg.global_norm([gradient])
+    w.assign_sub(0.1 * gradient / (1.0 + norm))
+    return loss, norm
+
+
+@case
+def trained_by_look_ups(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.gather(w, names(w, rows)) ** 2)
+    gradient = tape.gradient(loss, w)
+    w.scatter_sub(tf.IndexedSlices(0.1 * gradient.values, gradient.indices))
+    w.assign_sub(0.1 * like_weight(tf.convert_to_tensor(gradient), w.shape, dim))
+    return loss
+
+
+def on_replicas(
+    function: Any, start: np.ndarray, dim: int, rows: np.ndarray, sizes: list[int], *, processes: bool
+) -> tuple[np.ndarray, list[list[np.ndarray]]]:
+    """The value of the divided variable after the function, and the function's outputs in each process."""
+    variable, number = tf.Variable(start), len(sizes)
+    cuts = np.cumsum(WeightRows(start.shape[dim]).of_replicas(number))[:-1]
+    copies = [tf.Variable(part) for part in np.split(start, cuts, axis=dim)]
+    concrete = tf.function(lambda rows: function(variable, rows, dim), autograph=False).get_concrete_function(
+        tf.TensorSpec([None, 2])
+    )
+    parts = [part if len(part) else rows[-1:] for part in np.split(rows, np.cumsum(sizes)[:-1])]
+    together = Processes(number)
+
+    def run(here: int, first: int, communication: Any) -> list[np.ndarray]:
+        own = slice(first, first + here)
+        step = Partitioned(
+            concrete,
+            [by_batch()],
+            Replicas(here, number, first),
+            some_idle=0 in sizes,
+            copies=lambda captured: [copy.handle for copy in copies[own]],
+            held=lambda captured: by_weight(start.shape, dim),
+        )
+        spec = [tf.TensorSpec([None, 2])] * here
+        run = tf.function(lambda sizes, given: step(sizes, [given], communication), autograph=False)
+        made = run.get_concrete_function(tf.TensorSpec([number], tf.int32), spec)
+        return [each.numpy() for each in made(tf.constant(sizes), [tf.constant(part) for part in parts[own]])]
+
+    if processes:
+        with ThreadPoolExecutor(number) as pool:
+            members = [Collectives(together.member(place)) for place in range(number)]
+            outputs = list(pool.map(run, [1] * number, range(number), members))
+    else:
+        outputs = [run(number, 0, Collectives())]
+    return np.concatenate([*copies], axis=dim), outputs
+
+
+@st.composite
+def situations(draw: Any) -> tuple[tuple[int, ...], int, list[int], bool]:
+    replicas = draw(st.integers(2, 3))
+    shape = tuple(draw(st.lists(st.integers(2, 5), min_size=2, max_size=3)))
+    dims = [dim for dim, size in enumerate(shape) if size >= replicas]
+    if not dims:
+        shape, dims = (replicas + 1, *shape[1:]), [0]
+    sizes = draw(
+        st.permutations(
+            [
+                draw(st.integers(1, 3)),
+                *draw(st.lists(st.integers(0, 3), min_size=replicas - 1, max_size=replicas - 1)),
+            ]
+        )
+    )
+    # Processes are threads here, and as many may wait for each other as TensorFlow has threads.
+    processes = replicas == 2 and draw(st.booleans())
+    return shape, draw(st.sampled_from(dims)), list(sizes), processes
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=5, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
+@given(situation=situations())
+def test_a_divided_variable_has_the_value_of_one_device(
+    name: str, situation: tuple[tuple[int, ...], int, list[int], bool]
+) -> None:
+    shape, dim, sizes, processes = situation
+    generator = np.random.default_rng(len(name))
+    start = generator.uniform(0.1, 1.0, shape).astype("float32")
+    rows = generator.normal(size=(sum(sizes), 2)).astype("float32")
+    variable = tf.Variable(start)
+    outputs = tf.function(lambda rows: CASES[name](variable, rows, dim), autograph=False)(tf.constant(rows))
+    right = [each.numpy() for each in tf.nest.flatten(outputs) if each is not None]
+    found, by_process = on_replicas(CASES[name], start, dim, rows, sizes, processes=processes)
+    np.testing.assert_allclose(found, variable.numpy(), rtol=2e-5, atol=1e-6)
+    for outputs in by_process:
+        for one, other in zip(outputs, right, strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+
+
+def assigned_by_place(w: tf.Variable, rows: tf.Tensor, dim: int) -> None:
+    raw.ResourceStridedSliceAssign(ref=w.handle, begin=[0], end=[1], strides=[1], value=tf.ones([1, 3]))
+
+
+def read_by_place(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
+    return tf.gather_nd(w, [[1, 1]])
+
+
+@pytest.mark.parametrize("function", [assigned_by_place, read_by_place])
+def test_what_no_rule_divides_is_an_error(function: Function) -> None:
+    """Each replica would take the places of the whole for its own."""
+    start, rows = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
+    with pytest.raises(StepError, match="each replica holds a part"):
+        on_replicas(function, start, 0, rows, [2, 2], processes=False)

@@ -1,0 +1,158 @@
+"""`FullyShardedStrategy` in real workers: numbers, files, a read by one alone, kills, another world size."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tests.fully_sharded_models import MODELS, numbers
+
+import dtrain
+from dtrain.errors import DtrainError
+from fault_jobs import Training, assert_nothing_left, assert_same, run
+
+L = keras.layers
+X = np.random.default_rng(0).normal(size=(24, 6)).astype("float32")
+NAMES = (
+    "dense_of_uneven_parts",
+    "convolution",
+    "table_divided_by_rows",
+    "table_divided_by_columns",
+    "recurrent",
+)
+HOW = {"batch_size": 8, "verbose": 0, "shuffle": False}
+
+
+def plain(strategy: Any) -> Any:
+    keras.utils.set_random_seed(3)
+    with strategy.scope():
+        layers = [L.Dense(8, "tanh"), L.Dense(5), L.Dense(1)]
+        made = keras.Sequential([keras.Input((6,)), *layers])
+        made.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    return made
+
+
+def saved_and_loaded(strategy: Any, folder: Path) -> list[bool]:
+    made = plain(strategy)
+    callbacks = [
+        keras.callbacks.TensorBoard(folder / "logs", histogram_freq=1),
+        keras.callbacks.ModelCheckpoint(folder / "best.keras", monitor="loss"),
+    ]
+    made.fit(X, X[:, :1], **HOW, callbacks=callbacks)
+    weights = made.get_weights()
+    made.save(folder / "model.keras")
+    made.save_weights(folder / "model.weights.h5")
+    dtrain.barrier()
+    with strategy.scope():
+        loaded = [keras.models.load_model(folder / name) for name in ("model.keras", "best.keras")]
+    made.set_weights([weight * 0 for weight in weights])
+    made.load_weights(folder / "model.weights.h5")
+    return [
+        bool(np.array_equal(a, b))
+        for one in (made, *loaded)
+        for a, b in zip(one.get_weights(), weights, strict=True)
+    ]
+
+
+def read_alone(strategy: Any) -> str:
+    made = plain(strategy)
+    try:
+        if dtrain.rank() == 0:
+            made.layers[1].kernel.numpy()
+        else:
+            dtrain.barrier()
+    except DtrainError as error:
+        return str(error)
+    return "no error"
+
+
+def of_worker(folder: Path) -> dict[str, Any]:
+    strategy = dtrain.FullyShardedStrategy(smallest=1)
+    found: dict[str, Any] = {"numbers": {name: numbers(strategy, MODELS[name])[1] for name in NAMES}}
+    found["saved"] = saved_and_loaded(strategy, folder)
+    found["alone"] = read_alone(strategy)
+    return found
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], Path]:
+    folder = tmp_path_factory.mktemp("fully_sharded")
+    return dtrain.spawn(of_worker, 2, args=(folder,)), folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_workers_have_the_numbers_of_one_device(results: Any, name: str) -> None:
+    first, second = (each["numbers"][name] for each in results[0])
+    expected = numbers(tf.distribute.get_strategy(), MODELS[name])[1]
+    for (key, one), other, right in zip(first.items(), second.values(), expected.values(), strict=True):
+        np.testing.assert_allclose(one, right, rtol=2e-4, atol=1e-5, err_msg=key)
+        np.testing.assert_array_equal(one, other, key)
+
+
+def test_what_all_workers_save_is_whole(results: Any) -> None:
+    reports, folder = results
+    assert all(all(report["saved"]) for report in reports)
+    assert keras.models.load_model(folder / "model.keras").predict(X, verbose=0).shape == (24, 1)
+    written = b"".join(path.read_bytes() for path in (folder / "logs").rglob("events*"))
+    assert b"kernel/histogram" in written
+
+
+def test_a_read_on_one_worker_alone_names_the_weight(results: Any) -> None:
+    first, second = (report["alone"] for report in results[0])
+    assert "kernel" in first and "divided over the workers, so all of them must read it together" in first
+    assert "barrier" in second
+
+
+def continued(strategy: Callable[[], Any], folder: Path, epochs: int) -> tuple[list[Any], list[float]]:
+    """The weights after so many epochs, and the losses of those that this call trained."""
+
+    class Stopped(Exception):
+        pass
+
+    class Stops(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 2 and epochs == 2:
+                raise Stopped
+
+    made = plain(strategy())
+    backup = dtrain.BackupAndRestore(folder)
+    try:
+        history = made.fit(X, X[:, :1], epochs=4, callbacks=[backup, Stops()], **HOW).history["loss"]
+    except Stopped:
+        history = []
+    return made.get_weights(), history
+
+
+def sharded() -> Any:
+    return dtrain.FullyShardedStrategy(smallest=1)
+
+
+@pytest.mark.long
+def test_a_checkpoint_of_two_workers_goes_on_on_three_and_on_one_device(tmp_path: Path) -> None:
+    expected, losses = continued(tf.distribute.get_strategy, tmp_path / "one", 4)
+    dtrain.spawn(continued, 2, args=(sharded, tmp_path / "three", 2))
+    shutil.copytree(tmp_path / "three", tmp_path / "alone")
+    by_worker = dtrain.spawn(continued, 3, args=(sharded, tmp_path / "three", 4))
+    for weights, history in (*by_worker, continued(tf.distribute.get_strategy, tmp_path / "alone", 4)):
+        assert history[-2:] == pytest.approx(losses[-2:], rel=2e-4)
+        for one, other in zip(weights, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_killed_job_ends_with_the_same_bits(tmp_path: Path) -> None:
+    common = {"strategy": "fully_sharded", "epochs": 2}
+    plain = Training(tmp_path / "plain", {**common, "save": None})
+    kill = [{"kind": "SIGKILL", "step": 10, "worker": "worker:1"}]
+    killed = Training(tmp_path / "killed", {**common, "faults": kill})
+    job = run([plain, killed], workers=2, options=("--max-restarts", "1"))
+    assert job.text.count("All are started again") == 1, job.text
+    assert_same(killed, plain.result())
+    assert_nothing_left(killed)
