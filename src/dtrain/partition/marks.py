@@ -40,17 +40,8 @@ def like_weight(tensor: tf.Tensor, shape: Sequence[int], dim: int) -> tf.Tensor:
     return tf.identity(tensor, name=f"{_LIKE_WEIGHT}{dim}_of_{shape[dim]}")
 
 
-def dense_like_weight(slices: tf.IndexedSlices, shape: Sequence[int], dim: int) -> tf.Tensor:
-    """The dense tensor that slices stand for, divided as `like_weight` does it.
-
-    A replica gets all slices, which are less than the whole tensor, and sums those that it holds.
-    """
-    name = f"{_LIKE_WEIGHT}{dim}_of_{shape[dim]}"
-    return tf.math.unsorted_segment_sum(slices.values, slices.indices, shape[0], name=name)
-
-
 def division_by(op: TracedOperation) -> Sharded | None:
-    """How `like_weight` or `dense_like_weight` divides an operation's result; None if it is another one."""
+    """How `like_weight` divides an operation's result; None if it is another one."""
     match = _DIVIDED.search(op.name)
     return Sharded(int(match[1]), RowCount(WeightRows(int(match[2])))) if match else None
 

@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from dtrain.upstream.keras_models import is_keras_own
-
 
 def strategy_of_optimizer(optimizer: Any) -> Any:
     """The strategy in whose scope an optimizer was constructed; None for an object without one."""
@@ -89,12 +87,3 @@ def trainable_variables_of(optimizer: Any) -> list[Any]:
 def common_apply(optimizer: Any, grads: Any, variables: Any) -> None:
     """Calls the single-device `apply` of a `LossScaleOptimizer`."""
     optimizer._common_apply(grads, trainable_variables=variables)
-
-
-def updates_as_keras(optimizer: Any) -> bool:
-    """Whether an optimizer updates weights itself, and by a rule of Keras' own.
-
-    Not so one that hands gradients to others, such as that of loss scaling.
-    """
-    hands_on = getattr(optimizer, "inner_optimizer", None) or getattr(optimizer, "optimizers", None)
-    return not hands_on and is_keras_own(type(optimizer).update_step)

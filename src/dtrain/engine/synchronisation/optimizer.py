@@ -17,14 +17,12 @@ from dtrain.engine.replica.context import local_update
 from dtrain.engine.replica.gradients import check_averaged, on_present, sum_gradients
 from dtrain.engine.replica.single_program import under_strategy
 from dtrain.engine.replica.thread_state import thread_state
+from dtrain.engine.sharding.divided_gradients import like_weights
 from dtrain.engine.sharding.sharding_plan import broadcast_updates, plans
-from dtrain.interfaces.divided_weights import divided_dim
 from dtrain.interfaces.managed_strategy import is_managed, layout_of, managed
 from dtrain.interfaces.scope_checks import check_optimizer_left_out, check_same_strategy
-from dtrain.partition.marks import dense_like_weight, like_weight
 from dtrain.upstream import keras_optimizers, tf_replicas
 from dtrain.upstream.reach import set_methods
-from dtrain.upstream.tf_variables import underlying
 
 _ACCUMULATOR = "gradient_accumulator"  # Keras' name of accumulated gradients, which are not sharded
 
@@ -88,25 +86,7 @@ def _in_single_program(original: Callable[..., Any], optimizer: Any, grads: list
     marks = thread_state.gradient_marks
     if marks is not None:
         grads = marks.mark(grads, targets)
-    grads = [
-        _like_weight(gradient, target, optimizer) for gradient, target in zip(grads, targets, strict=False)
-    ]
-    return original(optimizer, grads, variables)
-
-
-def _like_weight(gradient: Any, weight: Any, optimizer: Any) -> Any:
-    """A gradient, divided as its weight is if that is divided: each replica needs what it holds of it.
-
-    The slices of an embedding's gradient become dense for an optimizer of Keras' that updates weights. To it
-    both are the same, and another may update the rows of slices alone.
-    """
-    dim = None if gradient is None else divided_dim(underlying(weight))
-    if dim is None:
-        return gradient
-    if isinstance(gradient, tf.IndexedSlices):
-        dense = keras_optimizers.updates_as_keras(optimizer)
-        return dense_like_weight(gradient, weight.shape, dim) if dense else gradient
-    return like_weight(gradient, weight.shape, dim)
+    return original(optimizer, like_weights(grads, targets), variables)
 
 
 def _in_own_scope(original: Callable[..., Any], optimizer: Any, grads: list[Any], variables: Any) -> Any:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from dtrain.partition.layouts import PARTIAL, REPLICATED, Sharded
-from dtrain.partition.marks import division_by
+from dtrain.partition.layouts import PARTIAL, REPLICATED
 from dtrain.partition.nodes import ALL_GATHER, Ref
 from dtrain.partition.partitioner import Partitioner, rule
 from dtrain.partition.rules.sizes import prod
@@ -118,40 +117,14 @@ def _bias_gradient(step: Partitioner, op: TracedOperation, inputs: list[Value]) 
     return step.each(op, inputs, PARTIAL if value.sharded.dim != channel else value.sharded.along(0))
 
 
-@rule("UnsortedSegmentSum", for_replicated=True)
+@rule("UnsortedSegmentSum")
 def _segment_sum(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     data, ids, number = inputs
-    division = division_by(op)
-    if division is not None:
-        return _own_segments(step, op, [step.whole(value) for value in inputs], division)
     if data.sharded is None or ids.rank is None or not number.replicated:
         return None
     if ids.replicated and data.sharded.dim >= ids.rank:  # each replica has a part of every segment's entries
         return step.each(op, inputs, data.sharded.along(data.sharded.dim - ids.rank + 1))
     return step.each(op, inputs, PARTIAL) if data.layout == ids.layout else None
-
-
-def _own_segments(
-    step: Partitioner, op: TracedOperation, inputs: list[Value], division: Sharded
-) -> list[Value]:
-    """Of a sum that is divided as a weight, each replica computes what it holds."""
-    data, ids, number = inputs
-    if division.dim > 0:
-        return step.each(op, [step.divided(data, division), ids, number], division)
-    build, group = step.build, step.group(division.rows)
-
-    def part(place: int) -> Ref:
-        first, count = (build.cast(refs[place], ids.dtype) for refs in (group.begin, group.local))
-        from_first = build.binary("Sub", ids.parts[place], first)
-        there = build.op("Less", [from_first, count], tf.bool, T=ids.dtype)
-        # Segments of negative numbers, as those before the first, are left out.
-        own = [there, from_first, build.constant(-1, ids.dtype)]
-        segments = build.op("SelectV2", own, ids.dtype, T=ids.dtype)
-        kinds = {"T": data.dtype, "Tindices": ids.dtype, "Tnumsegments": number.dtype}
-        size = build.cast(group.local[place], number.dtype)
-        return build.op("UnsortedSegmentSum", [data.parts[place], segments, size], **kinds)
-
-    return [step.by_part(part, division, op.outputs[0].shape)]
 
 
 @rule("ScatterNd")
