@@ -133,6 +133,26 @@ def sharded() -> Any:
     return dtrain.FullyShardedStrategy(smallest=1)
 
 
+def of_two_devices() -> dict[str, Any]:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    return numbers(sharded(), MODELS["dense_of_uneven_parts"])[1]
+
+
+def by_tensorflow() -> dict[str, Any]:
+    strategy = dtrain.FullyShardedStrategy(smallest=1, communication="tensorflow")
+    return numbers(strategy, MODELS["dense_of_uneven_parts"])[1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", [of_two_devices, by_tensorflow])
+def test_tensorflows_collectives_have_the_numbers_of_one_device(way: Callable[[], Any]) -> None:
+    expected = numbers(tf.distribute.get_strategy(), MODELS["dense_of_uneven_parts"])[1]
+    for found in dtrain.spawn(way, 2):
+        for (key, one), right in zip(found.items(), expected.values(), strict=True):
+            np.testing.assert_allclose(one, right, rtol=2e-4, atol=1e-5, err_msg=key)
+
+
 @pytest.mark.long
 def test_a_checkpoint_of_two_workers_goes_on_on_three_and_on_one_device(tmp_path: Path) -> None:
     expected, losses = continued(tf.distribute.get_strategy, tmp_path / "one", 4)

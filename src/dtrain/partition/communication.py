@@ -82,7 +82,12 @@ class Collectives:
         return self._on_each(self._processes.all_gather(own), parts)
 
     def scattered_sums(
-        self, rows: Sequence[Sequence[int]], own_rows: Sequence[Sequence[int]], parts: Parts
+        self,
+        rows: Sequence[Sequence[int]],
+        own_rows: Sequence[Sequence[int]],
+        parts: Parts,
+        *,
+        nested: bool,
     ) -> Parts:
         """Of the sum of each value's parts over all replicas, each replica's own rows.
 
@@ -90,7 +95,9 @@ class Collectives:
             rows: for each value, the numbers of rows of all processes, one after another.
             own_rows: for each value, the numbers of rows of the replicas of this process.
             parts: the parts.
+            nested: whether this is in a loop or branch.
         """
+        del nested
         sums = self._processes.reduce_scatter([sum_in_order(tensors) for tensors in parts], rows)
         scattered = []
         for total, sizes in zip(sums, own_rows, strict=True):

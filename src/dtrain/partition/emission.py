@@ -237,7 +237,7 @@ class Emission:
         rows, own_rows = ([node.attributes[key] for node in scatters] for key in ("rows", "own_rows"))
         note(
             scatters,
-            lambda parts: together.scattered_sums(rows, own_rows, parts),
+            lambda parts: together.scattered_sums(rows, own_rows, parts, nested=nested),
             _rows_of_sum_first,
             _rows_back,
         )

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from dtrain.engine.replica.gradient_marks import GradientMarks
+from dtrain.engine.step.replica_communication import StrategyCollectives
 from dtrain.errors import PeerMismatchError, StepError
-from dtrain.interfaces.managed_strategy import layout_of, managed
+from dtrain.interfaces.managed_strategy import layout_of
 from dtrain.partition.layouts import WeightRows
 from dtrain.strategies.common import Mirrored, ReadAsNumber, WithEntries, note_host_write
 from dtrain.upstream import tf_tracing, tf_variables
@@ -103,10 +105,10 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
                 hint="train by fit, or by a train_step of your own",
             )
         rows = [_first(part.read_value(), self.dtrain_divided_dim) for part in self.values]
-        own = rows[0] if len(rows) == 1 else tf.concat(rows, axis=0)
-        calls = managed(self.distribute_strategy).calls
+        strategy = self.distribute_strategy
+        together = StrategyCollectives(strategy, strategy.dtrain_managed.layout, GradientMarks())
         try:
-            (whole,) = [own] if calls is None else calls.gather([own])
+            ((whole, *_),) = together.gathers([rows])
         except PeerMismatchError as error:
             raise type(error)(
                 f"The weight {self.name!r} is divided over the workers, so all of them must read it "

@@ -10,14 +10,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.interfaces.managed_strategy import managed
 from dtrain.strategies.divided_variable import SMALLEST, DividedVariable, dim_to_divide
 from dtrain.strategies.multi_worker import (
     MultiWorkerMirroredExtended,
     MultiWorkerMirroredStrategy,
     ServerlessExtended,
 )
-from dtrain.upstream import tf_variables
 
 
 class _Divides(MultiWorkerMirroredExtended):
@@ -27,13 +25,15 @@ class _Divides(MultiWorkerMirroredExtended):
         on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         if self._layout.replicas == 1 or on_read or tf.is_symbolic_tensor(kwargs.get("initial_value")):
             return super()._create_variable(next_creator, **kwargs)
-        value = tf_variables.initial_value(kwargs)
+        # The first worker's, which all workers get.
+        value = self._get_variable_creator_initial_value(
+            replica_id=0, device=self.worker_devices[0], primary_var=None, **kwargs
+        )()
         strategy = self._container_strategy()
         dim = dim_to_divide(value.shape, self._layout.replicas, strategy.smallest)
         if dim is None or not value.dtype.is_floating:
             return super()._create_variable(next_creator, **{**kwargs, "initial_value": value})
-        calls = managed(strategy).calls
-        made = DividedVariable(strategy, value if calls is None else calls.broadcast(value), dim, kwargs)
+        made = DividedVariable(strategy, value, dim, kwargs)
         self.dtrain_variables[next(self._numbers)] = made
         return made
 

@@ -86,18 +86,27 @@ class StrategyCollectives(Collectives):
         return self._in_replicas(lambda *own: [gather_examples(tensor) for tensor in own], parts)
 
     def scattered_sums(
-        self, rows: Sequence[Sequence[int]], own_rows: Sequence[Sequence[int]], parts: Parts
+        self,
+        rows: Sequence[Sequence[int]],
+        own_rows: Sequence[Sequence[int]],
+        parts: Parts,
+        *,
+        nested: bool,
     ) -> Parts:
-        """As `Collectives.scattered_sums`; TensorFlow's collectives sum, and each replica takes its rows."""
+        """As `Collectives.scattered_sums`; TensorFlow's collectives sum, and each replica takes its rows.
+
+        Raises:
+            StepError: as `sums`.
+        """
         if not self._by_tensorflow:
-            return super().scattered_sums(rows, own_rows, parts)
+            return super().scattered_sums(rows, own_rows, parts, nested=nested)
         begins = [
             [sum(of_all[: self._worker]) + sum(own[:place]) for place in range(len(own))]
             for of_all, own in zip(rows, own_rows, strict=True)
         ]
         return [
             [total[begin : begin + size] for total, begin, size in zip(totals, starts, own, strict=True)]
-            for totals, starts, own in zip(self.sums(parts, nested=False), begins, own_rows, strict=True)
+            for totals, starts, own in zip(self.sums(parts, nested=nested), begins, own_rows, strict=True)
         ]
 
     def sizes(self, parts: Sequence[Any]) -> tf.Tensor:
