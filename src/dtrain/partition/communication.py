@@ -117,3 +117,16 @@ class Collectives:
                 with tf.device(self._devices[place] if self._devices else None):
                     copies[-1].append(tf.identity(value))
         return copies
+
+
+def first_dim(tensor: tf.Tensor, dim: int, rank: int) -> tf.Tensor:
+    """The tensor with a dimension moved to the first place; its static shape may have no rank."""
+    return tf.transpose(tensor, [dim, *range(dim), *range(dim + 1, rank)]) if dim else tensor
+
+
+def first_dim_back(tensor: tf.Tensor, dim: int, rank: int) -> tf.Tensor:
+    """The inverse of `first_dim`, on the tensor's device."""
+    if not dim:
+        return tensor
+    with tf.device(tensor.device):
+        return tf.transpose(tensor, [*range(1, dim + 1), 0, *range(dim + 1, rank)])

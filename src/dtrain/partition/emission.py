@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.partition.communication import Collectives, Parts
+from dtrain.partition.communication import Collectives, Parts, first_dim, first_dim_back
 from dtrain.partition.nodes import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -328,9 +328,8 @@ def _shaped(tensor: tf.Tensor, node: Node) -> tf.Tensor:
 
 
 def _rows_first(tensor: tf.Tensor, node: Node) -> tf.Tensor:
-    if not (dim := node.attributes["dim"]):
-        return tensor
-    return tf.transpose(tensor, [dim, *range(dim), *range(dim + 1, len(node.attributes["shape"]))])
+    dim = node.attributes["dim"]
+    return first_dim(tensor, dim, len(node.attributes["shape"])) if dim else tensor
 
 
 def _rows_of_sum_first(tensor: tf.Tensor, node: Node) -> tf.Tensor:
@@ -338,7 +337,5 @@ def _rows_of_sum_first(tensor: tf.Tensor, node: Node) -> tf.Tensor:
 
 
 def _rows_back(tensor: tf.Tensor, node: Node) -> tf.Tensor:
-    if not (dim := node.attributes["dim"]):
-        return tensor
-    with tf.device(tensor.device):
-        return tf.transpose(tensor, [*range(1, dim + 1), 0, *range(dim + 1, len(node.attributes["shape"]))])
+    dim = node.attributes["dim"]
+    return first_dim_back(tensor, dim, len(node.attributes["shape"])) if dim else tensor

@@ -14,6 +14,7 @@ from dtrain.engine.replica.gradient_marks import GradientMarks
 from dtrain.engine.step.replica_communication import StrategyCollectives
 from dtrain.errors import PeerMismatchError, StepError
 from dtrain.interfaces.managed_strategy import layout_of
+from dtrain.partition.communication import first_dim, first_dim_back
 from dtrain.partition.layouts import WeightRows
 from dtrain.strategies.common import Mirrored, ReadAsNumber, WithEntries, note_host_write
 from dtrain.upstream import tf_tracing, tf_variables
@@ -104,7 +105,8 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
                 f"The weight {self.name!r} is divided over the replicas, and was read in strategy.run.",
                 hint="train by fit, or by a train_step of your own",
             )
-        rows = [_first(part.read_value(), self.dtrain_divided_dim) for part in self.values]
+        dim, rank = self.dtrain_divided_dim, len(self.shape)
+        rows = [first_dim(part.read_value(), dim, rank) for part in self.values]
         strategy = self.distribute_strategy
         together = StrategyCollectives(strategy, strategy.dtrain_managed.layout, GradientMarks())
         try:
@@ -116,7 +118,7 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
                 hint="read weights and save in every worker, and not in one of them alone (each writes the "
                 "whole model, to the same path if you like)",
             ) from None
-        return _back(whole, self.dtrain_divided_dim)
+        return first_dim_back(whole, dim, rank)
 
     def read_value(self) -> Any:
         """The whole value."""
@@ -202,17 +204,3 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
         note_host_write(self, value)
         self._hold(whole, method)
         return self
-
-
-def _first(value: Any, dim: int) -> Any:
-    return (
-        tf.transpose(value, [dim, *(axis for axis in range(len(value.shape)) if axis != dim)])
-        if dim
-        else value
-    )
-
-
-def _back(value: Any, dim: int) -> Any:
-    if not dim:
-        return value
-    return tf.transpose(value, [*range(1, dim + 1), 0, *range(dim + 1, len(value.shape))])

@@ -16,6 +16,7 @@ from dtrain.strategies.multi_worker import (
     MultiWorkerMirroredStrategy,
     ServerlessExtended,
 )
+from dtrain.upstream import tf_variables
 
 
 class _Divides(MultiWorkerMirroredExtended):
@@ -25,15 +26,16 @@ class _Divides(MultiWorkerMirroredExtended):
         on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         if self._layout.replicas == 1 or on_read or tf.is_symbolic_tensor(kwargs.get("initial_value")):
             return super()._create_variable(next_creator, **kwargs)
-        # The first worker's, which all workers get.
-        value = self._get_variable_creator_initial_value(
-            replica_id=0, device=self.worker_devices[0], primary_var=None, **kwargs
-        )()
+        value = tf_variables.initial_value(kwargs)
+        kwargs["initial_value"] = value
         strategy = self._container_strategy()
         dim = dim_to_divide(value.shape, self._layout.replicas, strategy.smallest)
         if dim is None or not value.dtype.is_floating:
-            return super()._create_variable(next_creator, **{**kwargs, "initial_value": value})
-        made = DividedVariable(strategy, value, dim, kwargs)
+            return super()._create_variable(next_creator, **kwargs)
+        of_first_worker = self._get_variable_creator_initial_value(
+            replica_id=0, device=self.worker_devices[0], primary_var=None, **kwargs
+        )
+        made = DividedVariable(strategy, of_first_worker(), dim, kwargs)
         self.dtrain_variables[next(self._numbers)] = made
         return made
 
