@@ -191,14 +191,25 @@ def trained_by_look_ups(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
 
 
 def on_replicas(
-    function: Any, start: np.ndarray, dim: int, rows: np.ndarray, sizes: list[int], *, processes: bool
+    function: Any,
+    start: np.ndarray,
+    dim: int,
+    rows: np.ndarray,
+    sizes: list[int],
+    *,
+    processes: bool,
+    known: bool = False,
+    collectives: type[Collectives] = Collectives,
 ) -> tuple[np.ndarray, list[list[np.ndarray]]]:
-    """The value of the divided variable after the function, and the function's outputs in each process."""
+    """The value of the divided variable after the function, and the function's outputs in each process.
+
+    With `known`, the function is traced for a batch of that many rows.
+    """
     variable, number = tf.Variable(start), len(sizes)
     cuts = np.cumsum(WeightRows(start.shape[dim]).of_replicas(number))[:-1]
     copies = [tf.Variable(part) for part in np.split(start, cuts, axis=dim)]
     concrete = tf.function(lambda rows: function(variable, rows, dim), autograph=False).get_concrete_function(
-        tf.TensorSpec([None, 2])
+        tf.TensorSpec([len(rows) if known else None, 2])
     )
     parts = [part if len(part) else rows[-1:] for part in np.split(rows, np.cumsum(sizes)[:-1])]
     together = Processes(number)
@@ -220,10 +231,10 @@ def on_replicas(
 
     if processes:
         with ThreadPoolExecutor(number) as pool:
-            members = [Collectives(together.member(place)) for place in range(number)]
+            members = [collectives(together.member(place)) for place in range(number)]
             outputs = list(pool.map(run, [1] * number, range(number), members))
     else:
-        outputs = [run(number, 0, Collectives())]
+        outputs = [run(number, 0, collectives())]
     return np.concatenate([*copies], axis=dim), outputs
 
 
@@ -265,6 +276,64 @@ def test_a_divided_variable_has_the_value_of_one_device(
     for outputs in by_process:
         for one, other in zip(outputs, right, strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+
+
+def trained_table(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
+    """A step of Adam's kind: slices, and their squares, are added to what the optimizer has for each row."""
+    second = tf.ones_like(w)
+    with tf.GradientTape() as tape:
+        found = tf.gather(w, tf.stack([names(w, rows), names(w, -2.0 * rows)], axis=1))
+        by_row = tf.reduce_sum(found**2, axis=[*range(1, len(found.shape))])
+        loss = tf.reduce_mean(by_row * rows[:, 0])
+    gradient = tape.gradient(loss, w)
+    squares = tf.IndexedSlices(gradient.values**2, gradient.indices, gradient.dense_shape)
+    second += 0.5 * (tf.convert_to_tensor(squares) - second)
+    w.assign_sub(0.1 * like_weight(tf.convert_to_tensor(gradient), w.shape, dim) / tf.sqrt(second))
+    return found, loss, tf.gather(w, [w.shape[0] - 1, 0])
+
+
+@pytest.mark.parametrize("processes", [False, True])
+@pytest.mark.parametrize("sizes", [[2, 1], [3, 0]])
+@pytest.mark.parametrize(("shape", "dim"), [((29, 3), 0), ((29, 3), 1), ((29, 2, 4), 0), ((29, 2, 4), 2)])
+def test_few_rows_of_a_table_are_sent_in_its_place(
+    shape: tuple[int, ...], dim: int, sizes: list[int], processes: bool
+) -> None:
+    generator = np.random.default_rng(1)
+    start = generator.uniform(0.1, 1.0, shape).astype("float32")
+    rows = generator.normal(size=(3, 2)).astype("float32")
+    variable, numbers = tf.Variable(start), []
+    right = tf.function(lambda rows: trained_table(variable, rows, dim), autograph=False)(tf.constant(rows))
+
+    class Counted(Collectives):
+        def _count(self, parts: Any) -> None:
+            numbers.append(max(sum(part.shape.num_elements() or 0 for part in value) for value in parts))
+
+        def gathers(self, parts: Any) -> Any:
+            self._count(parts)
+            return super().gathers(parts)
+
+        def scattered_sums(self, rows: Any, own_rows: Any, parts: Any, *, nested: bool) -> Any:
+            self._count(parts)
+            return super().scattered_sums(rows, own_rows, parts, nested=nested)
+
+    found, by_process = on_replicas(
+        trained_table, start, dim, rows, sizes, processes=processes, known=True, collectives=Counted
+    )
+    np.testing.assert_allclose(found, variable.numpy(), rtol=2e-5, atol=1e-6)
+    for outputs in by_process:
+        for one, other in zip(outputs, right, strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+    assert max(numbers) < np.prod(shape) / 2, "the table or its gradient was sent"
+
+
+@pytest.mark.parametrize("index", [29, -1])
+def test_a_row_that_a_divided_table_does_not_have_is_an_error(index: int) -> None:
+    def looked_up_outside(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
+        return tf.gather(w, tf.cast(rows[:, 0], tf.int32))
+
+    start, rows = np.ones((29, 3), "float32"), np.array([[0, 0], [index, 0]], "float32")
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is not in"):
+        on_replicas(looked_up_outside, start, 0, rows, [1, 1], processes=False, known=True)
 
 
 def assigned_by_place(w: tf.Variable, rows: tf.Tensor, dim: int) -> None:

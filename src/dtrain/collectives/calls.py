@@ -119,8 +119,8 @@ class Calls(abc.ABC):
                 for value, total in zip(values, totals, strict=True)
                 if value.size
             ]
-            for group in _in_groups(vectors):
-                self._all_reduce(group)
+            for group in _in_groups([vector.value.nbytes for vector in vectors]):
+                self._all_reduce(vectors[group])
             return totals
 
     def scattered_sums(self, values: Sequence[np.ndarray], rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
@@ -137,21 +137,12 @@ class Calls(abc.ABC):
             values = [np.asarray(value, order="C") for value in values]
             size = sum(value.nbytes for value in values)
             self._barrier(self._in_operation(_SCATTER | _mark([value.nbytes for value in values])), size)
-            divided = [
-                (value, _parts_of_rows(value, of_all)) for value, of_all in zip(values, rows, strict=True)
+            totals = [
+                self._buffers.take((of_all[self.rank], *value.shape[1:]), value.dtype)
+                for value, of_all in zip(values, rows, strict=True)
             ]
-            terms = self._terms([value.reshape(-1)[parts[self.rank]] for value, parts in divided])
-            self._swap_all(
-                [
-                    self._for_others([raw(value.reshape(-1)[part]) for part in parts])
-                    for value, parts in divided
-                ],
-                [self._for_others([raw(term) for term in by_worker]) for by_worker in terms],
-            )
-            totals = []
-            for (value, _), of_all, by_worker in zip(divided, rows, terms, strict=True):
-                totals.append(self._buffers.take((of_all[self.rank], *value.shape[1:]), value.dtype))
-                self._sum_of(by_worker, totals[-1].reshape(-1))
+            for group in _in_groups([value.nbytes for value in values]):
+                self._reduce_scatter(values[group], rows[group], totals[group])
             return totals
 
     def gather(self, values: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -281,6 +272,22 @@ class Calls(abc.ABC):
             [self._for_others([raw(vector.total[part]) for part in parts]) for vector, parts in pairs],
         )
 
+    def _reduce_scatter(
+        self, values: Sequence[np.ndarray], rows: Sequence[Sequence[int]], totals: Sequence[np.ndarray]
+    ) -> None:
+        """Fills the totals with this worker's rows of the sums; adds as `_reduce_by_parts` does."""
+        divided = [
+            (value.reshape(-1), _parts_of_rows(value, of_all))
+            for value, of_all in zip(values, rows, strict=True)
+        ]
+        terms = self._terms([vector[parts[self.rank]] for vector, parts in divided])
+        self._swap_all(
+            [self._for_others([raw(vector[part]) for part in parts]) for vector, parts in divided],
+            [self._for_others([raw(term) for term in by_worker]) for by_worker in terms],
+        )
+        for by_worker, total in zip(terms, totals, strict=True):
+            self._sum_of(by_worker, total.reshape(-1))
+
     def _terms(self, mine: list[np.ndarray]) -> list[list[np.ndarray]]:
         """The terms of sums by worker: this worker's are given, the others' are memory to receive them."""
         needed = (self.size - 1) * sum(_aligned(own.nbytes) for own in mine)
@@ -341,18 +348,18 @@ def raw(value: np.ndarray) -> np.ndarray:
     return value.reshape(-1).view(np.uint8)
 
 
-def _in_groups(vectors: Sequence[Vector]) -> Iterator[list[Vector]]:
-    """Splits vectors, in their order, into groups of at least `_TOGETHER_BYTES`; the last may be smaller."""
-    group: list[Vector] = []
-    size = 0
-    for vector in vectors:
-        group.append(vector)
-        size += vector.value.nbytes
-        if size >= _TOGETHER_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
+def _in_groups(sizes: Sequence[int]) -> Iterator[slice]:
+    """Splits vectors, in their order, into groups of at least `_TOGETHER_BYTES`; the last may be smaller.
+
+    Args:
+        sizes: their bytes.
+    """
+    begin = together = 0
+    for end, size in enumerate(sizes, 1):
+        together += size
+        if together >= _TOGETHER_BYTES or end == len(sizes):
+            yield slice(begin, end)
+            begin, together = end, 0
 
 
 def _parts_of(length: int, size: int) -> list[slice]:

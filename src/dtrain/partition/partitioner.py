@@ -14,11 +14,11 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.errors import StepError
-from dtrain.partition.conversion import LayoutConversion
 from dtrain.partition.folding import folded
 from dtrain.partition.inference import infer_shapes
 from dtrain.partition.layouts import LOCAL, REPLICATED, Entry, Layout
 from dtrain.partition.marks import carry_marks, keeps_mark
+from dtrain.partition.named_rows import NamedRows
 from dtrain.partition.nodes import Builder, Node, NodeBlock, Ref, attribute
 from dtrain.partition.replicas import Replicas
 from dtrain.partition.traced import (
@@ -50,6 +50,9 @@ FOR_REPLICATED: set[str] = set()
 FOR_WEIGHTS: set[str] = set()
 """The types that compute with the replicas' parts of divided weights, if no input has rows of the batch."""
 
+_NEED_ROWS = ("GatherV2",)
+"""What needs some rows of a divided weight."""
+
 _VIEWS = ("Reshape", "Transpose", "ExpandDims", "Squeeze")
 
 
@@ -73,7 +76,7 @@ def rule(*types: str, for_replicated: bool = False, for_weights: bool = False) -
     return register
 
 
-class Partitioner(LayoutConversion):
+class Partitioner(NamedRows):
     """Partitions one traced function.
 
     Args:
@@ -236,7 +239,9 @@ class Partitioner(LayoutConversion):
             {part.node: None for value in others for part in value.parts if not part.node.everywhere}
         )
         arranged = any(value.views for value in weights)
-        if op.type in _NEED_NOT_WHOLE or (not arranged and (op.type in _BRANCHING or self._is_function(op))):
+        if op.type in _NEED_NOT_WHOLE:
+            return inputs
+        if not arranged and (op.type in (*_BRANCHING, *_NEED_ROWS) or self._is_function(op)):
             return inputs
         alike = len({(value.layout) for value in weights}) == 1 and not arranged
         if op.type in FOR_WEIGHTS and alike and all(value.replicated or value.partial for value in others):
@@ -248,7 +253,7 @@ class Partitioner(LayoutConversion):
         return [self.whole(value) if value.of_weight else value for value in inputs]
 
     def whole(self, value: Value) -> Value:
-        """As `LayoutConversion.whole`; what arranges a divided weight anew is done then."""
+        """As `NamedRows.whole`; what arranges a divided weight anew is done then."""
         if not value.views:
             return super().whole(value)
         first, _ = value.views[0]

@@ -42,6 +42,8 @@ class Value:
         summed, kept: of axes that only the running step knows, those that surely are among them, and not.
         reserved: of a list that has no elements yet, the operation that made it, and its inputs.
         region: of each replica's own value, how the rows of its local region are divided.
+        slices: of a sum that is not made yet, the slices and indices of which each replica has its own part,
+            if that is all it is made of.
         mark: of a sum that is not made yet, the number by which the caller makes it (`marks.py`).
     """
 
@@ -59,6 +61,7 @@ class Value:
     kept: frozenset[int] = frozenset()
     reserved: tuple[TracedOperation, list[Value]] | None = None
     region: Sharded | None = None
+    slices: tuple[Value, Value] | None = None
     mark: int | None = None
     whole: dict[NodeBlock, Value] = dataclasses.field(default_factory=dict, repr=False)
     scattered: dict[tuple[NodeBlock, Sharded], Value] = dataclasses.field(default_factory=dict, repr=False)

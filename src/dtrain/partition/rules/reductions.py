@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import tensorflow as tf
 
 from dtrain.partition.layouts import PARTIAL, REPLICATED
@@ -124,7 +126,10 @@ def _segment_sum(step: Partitioner, op: TracedOperation, inputs: list[Value]) ->
         return None
     if ids.replicated and data.sharded.dim >= ids.rank:  # each replica has a part of every segment's entries
         return step.each(op, inputs, data.sharded.along(data.sharded.dim - ids.rank + 1))
-    return step.each(op, inputs, PARTIAL) if data.layout == ids.layout else None
+    if data.layout != ids.layout:
+        return None
+    (total,) = step.each(op, inputs, PARTIAL)
+    return [dataclasses.replace(total, slices=(data, ids))]
 
 
 @rule("ScatterNd")

@@ -258,6 +258,11 @@ def _gather(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list
         return None
     axis %= value.rank
     batch_dims = op.attribute("batch_dims")
+    if value.of_weight:
+        if not axis and not batch_dims and (indices.sharded or indices.replicated):
+            return [step.rows_of_weight(value, indices)]
+        value = step.whole(value)
+        inputs = [value, indices, axis_value]
     if batch_dims:
         lead = next(
             (

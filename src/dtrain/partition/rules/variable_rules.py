@@ -89,13 +89,9 @@ def _scatter_own(
         if held.dim >= named:
             begin, size = group.begin[place], group.local[place]
             return flat, build.slice(values, 1 + len(tail), 1 + held.dim - named, begin, size)
-        first, count = (build.cast(refs[place], flat.dtype) for refs in (group.begin, group.local))
-        zero = build.constant(0, flat.dtype)
-        from_first = build.binary("Sub", build.column(flat, held.dim), first)
-        not_before = build.op("GreaterEqual", [from_first, zero], tf.bool, T=flat.dtype)
-        not_after = build.op("Less", [from_first, count], tf.bool, T=flat.dtype)
-        here = build.op("LogicalAnd", [not_before, not_after], tf.bool)
+        _, here = step.from_first(build.column(flat, held.dim), held, place)
         places = build.reshape(build.op("Where", [here], tf.int64, T=tf.bool), (-1,))
+        first, zero = build.cast(group.begin[place], flat.dtype), build.constant(0, flat.dtype)
         offset = build.stack([first if dim == held.dim else zero for dim in range(named)])
         moved = build.binary("Sub", flat, offset)
         return build.rows_at(moved, places), build.rows_at(values, places)
@@ -133,7 +129,7 @@ def _gather(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list
 def _gather_of_divided(
     step: Partitioner, op: TracedOperation, handle: Value, held: Sharded, indices: Value
 ) -> list[Value]:
-    """Looks rows up in the whole variable."""
+    """Looks rows of a divided variable up."""
     build, dtype = step.build, op.outputs[0].dtype
     indices = indices if indices.sharded else step.whole(indices)
     read = step.by_part(
@@ -143,10 +139,4 @@ def _gather_of_divided(
         held,
         handle.variable_shape,
     )
-    table, axis = step.whole(read), build.constant(0, tf.int32)
-
-    def part(place: int) -> Ref:
-        kinds = {"Tparams": dtype, "Tindices": indices.dtype, "Taxis": tf.int32, "batch_dims": 0}
-        return build.op("GatherV2", [table.parts[place], indices.parts[place], axis], dtype, **kinds)
-
-    return [step.by_part(part, indices.layout, op.outputs[0].shape)]
+    return [step.rows_of_weight(read, indices)]
