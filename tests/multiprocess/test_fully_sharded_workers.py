@@ -1,7 +1,9 @@
-"""`FullyShardedStrategy` in real workers: numbers, files, a read by one alone, kills, another world size."""
+"""`FullyShardedStrategy` in real workers: numbers, files, a read by one alone, kills, another world size, memory."""
 
 from __future__ import annotations
 
+import re
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,7 @@ import tensorflow as tf
 from tests.fully_sharded_models import MODELS, numbers
 
 import dtrain
-from dtrain.errors import DtrainError
+from dtrain.errors import DtrainError, TaskFailedError
 from fault_jobs import Training, assert_nothing_left, assert_same, run
 
 L = keras.layers
@@ -176,3 +178,32 @@ def test_a_killed_job_ends_with_the_same_bits(tmp_path: Path) -> None:
     assert job.text.count("All are started again") == 1, job.text
     assert_same(killed, plain.result())
     assert_nothing_left(killed)
+
+
+def trained_in(room: int, strategy: str) -> list[float]:
+    """The losses of a model with 227 MB of weights, gradients and moments, trained in `room` more bytes.
+
+    Linux limits data, not the address space, of which an allocator reserves 64 MB for a thread that needs
+    little. A small model is trained before, so that TensorFlow's threads and their stacks do not count.
+    """
+    made = getattr(dtrain, strategy)()
+    for width in (128, 1536):
+        with made.scope():
+            model = keras.Sequential([keras.Input((width,)), *[L.Dense(width) for _ in range(6)]])
+            model.compile(keras.optimizers.Adam(1e-5), "mse")
+        x = np.ones((8, width), "float32")
+        losses = model.fit(x, x, batch_size=8, epochs=3, verbose=0).history["loss"]
+        if width == 128:
+            (kib,) = re.findall(r"VmData:\s+(\d+)", Path("/proc/self/status").read_text())
+            resource.setrlimit(resource.RLIMIT_DATA, (1024 * int(kib) + room,) * 2)
+    return losses
+
+
+@pytest.mark.long
+def test_a_model_that_fits_no_worker_is_trained_by_four() -> None:
+    room = 300_000_000  # four workers need 190 MB each, replicas 420 MB
+    with pytest.raises(TaskFailedError, match="Unable to allocate|OOM when allocating"):
+        dtrain.spawn(trained_in, 2, args=(room, "MultiWorkerMirroredStrategy"))
+    first, *others = dtrain.spawn(trained_in, 4, args=(room, "FullyShardedStrategy"))
+    assert first[-1] < first[0]
+    assert all(losses == first for losses in others)
