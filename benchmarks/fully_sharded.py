@@ -3,10 +3,11 @@
     python benchmarks/fully_sharded.py [--models cnn dense transformer] [--workers 1 2 4] [--rounds 5]
         [--transports ring mpi] [--out FILE.json]
 
-The batch of a worker is the same for any number of workers, so activations are the same too. A transformer is
-trained by one job at a time, so that it fits the machine: its times are not compared. Its replicated side
-has at most two workers, since the memory of a replica does not depend on their number, and the bytes that two
-send tell what more of them send.
+The batch of a worker is the same for any number of workers, so activations are the same too. A worker without
+peers shows them: `multi_worker` keeps copies of all gradients to send them, which are no activations. A
+transformer is trained by one job at a time, so that it fits the machine: its times are not compared. Its
+replicated side has at most two workers, since the memory of a replica does not depend on their number, and
+the bytes that two send tell what more of them send.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ ASKED = ("empty", "peak", "weights", "four layers", "largest weight", "sent")
 
 
 def peak() -> int:
-    """Bytes, the most that this process has held resident. `getrusage` would count what it was forked from."""
+    """Bytes, the most that this process has held resident; `getrusage` counts what it was forked from."""
     status = Path("/proc/self/status").read_text(encoding="ascii")
     return 1024 * int(re.findall(r"VmHWM:\s+(\d+)", status)[0])
 
@@ -138,6 +139,18 @@ def job(name: str, side: str, transport: str, count: int) -> jobs.Job:
     return jobs.Job(
         __file__, side, workers=count, servers=0, answering=count, command=lambda address: [*launch, address]
     )
+
+
+@functools.cache
+def activations(name: str, transport: str) -> int:
+    """Bytes that a worker without peers holds beside an empty process, weights, gradients and two moments."""
+    steps = STEPS.get(name, 2)
+    start = functools.partial(job, name, "multi_worker", transport, 1)
+    with jobs.opened({"alone": start}) as started:
+        for _ in range(2):
+            started["alone"].measure("fit", steps)
+        held = {what: round(started["alone"].measure(what, steps).wall) for what in ASKED}
+    return held["peak"] - held["empty"] - 4 * held["weights"]
 
 
 def measured(name: str, transport: str, count: int, rounds: int) -> dict[str, Any]:
@@ -155,12 +168,14 @@ def measured(name: str, transport: str, count: int, rounds: int) -> dict[str, An
             for side, one in started.items():
                 sides[side] = {what: round(one.measure(what, steps).wall) for what in ASKED}
     sharded, replicated = (sides[side] for side in SIDES)
-    state, others = 4 * sharded["weights"], (count - 1) / count  # weights, gradients and two moments
+    others = (count - 1) / count
     parts = {
-        "state": round(state / count),
+        "state": round(4 * sharded["weights"] / count),  # weights, gradients and two moments
         "four layers": sharded["four layers"],
-        "activations": replicated["peak"] - state - replicated["empty"],
+        "activations": activations(name, transport),
         "empty": sharded["empty"],
+        # `Calls` keeps memory for the peers' terms of weights that are summed together: of up to 1 MiB, and
+        # one more. The sums are the gradients.
         "transport": round(others * (2**20 + sharded["largest weight"])),
     }
     row: dict[str, Any] = {"model": name, "transport": transport, "workers": count, "sides": sides}

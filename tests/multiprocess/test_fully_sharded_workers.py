@@ -1,4 +1,4 @@
-"""`FullyShardedStrategy` in real workers: numbers, files, a read by one alone, kills, another world size, memory."""
+"""`FullyShardedStrategy` in workers: numbers, files, lone reads, kills, another world size, memory."""
 
 from __future__ import annotations
 
@@ -181,16 +181,16 @@ def test_a_killed_job_ends_with_the_same_bits(tmp_path: Path) -> None:
 
 
 def trained_in(room: int, strategy: str) -> list[float]:
-    """The losses of a model with 227 MB of weights, gradients and moments, trained in `room` more bytes.
+    """The losses of a model with 403 MB of weights, gradients and moments, trained in `room` more bytes.
 
-    Linux limits data, not the address space, of which an allocator reserves 64 MB for a thread that needs
-    little. A small model is trained before, so that TensorFlow's threads and their stacks do not count.
+    Linux limits data, not the address space, of which allocators and threads reserve what they never use. A
+    small model is trained before, so that TensorFlow's threads and their stacks do not count.
     """
     made = getattr(dtrain, strategy)()
-    for width in (128, 1536):
+    for width in (128, 2048):
         with made.scope():
             model = keras.Sequential([keras.Input((width,)), *[L.Dense(width) for _ in range(6)]])
-            model.compile(keras.optimizers.Adam(1e-5), "mse")
+            model.compile(keras.optimizers.Adam(1e-5), "mse", jit_compile=False)
         x = np.ones((8, width), "float32")
         losses = model.fit(x, x, batch_size=8, epochs=3, verbose=0).history["loss"]
         if width == 128:
@@ -201,8 +201,9 @@ def trained_in(room: int, strategy: str) -> list[float]:
 
 @pytest.mark.long
 def test_a_model_that_fits_no_worker_is_trained_by_four() -> None:
-    room = 300_000_000  # four workers need 190 MB each, replicas 420 MB
-    with pytest.raises(TaskFailedError, match="Unable to allocate|OOM when allocating"):
+    room = 480_000_000  # four workers need 320 MB each, replicas 770 MB
+    # Where TensorFlow gets no memory, it raises an error in some places, and aborts in others.
+    with pytest.raises(TaskFailedError, match=r"Unable to allocate|OOM when allocating|SIGABRT|SIGSEGV"):
         dtrain.spawn(trained_in, 2, args=(room, "MultiWorkerMirroredStrategy"))
     first, *others = dtrain.spawn(trained_in, 4, args=(room, "FullyShardedStrategy"))
     assert first[-1] < first[0]
