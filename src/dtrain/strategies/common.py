@@ -27,7 +27,7 @@ from dtrain.environments.topology import Topology
 from dtrain.errors import StepError
 from dtrain.interfaces.managed_strategy import managed
 from dtrain.interfaces.replica_layout import ReplicaLayout
-from dtrain.interfaces.scope_checks import scope_entered
+from dtrain.interfaces.scope_checks import check_distribution, scope_entered
 from dtrain.process_group.secret import on_loopback
 from dtrain.strategies import devices
 from dtrain.upstream import graph_functions, tensorflow_names, tf_variables
@@ -52,8 +52,10 @@ def prepare(*, memory_growth: bool = True, logical_cpus: bool = True) -> None:
 
     Raises:
         DeviceError: TensorFlow has started with another number of logical CPUs.
+        ConfigurationError: `keras.distribution` has a distribution.
     """
     install()
+    check_distribution()
     devices.prepare(memory_growth=memory_growth, logical_cpus=logical_cpus)
 
 
