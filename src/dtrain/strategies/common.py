@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.base.log import logger
+from dtrain.engine.fit.memory_advice import memory_explained
 from dtrain.engine.install import install
 from dtrain.engine.replica.context import reported_replicas
 from dtrain.engine.replica.replica_threads import with_own_attributes
@@ -179,7 +180,8 @@ class LocalUpdates:
         return super().update(var, fn, args, kwargs, group)  # type: ignore[misc]
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        made = remade(super()._create_variable(next_creator, **kwargs))  # type: ignore[misc]
+        with memory_explained(self._container_strategy()):  # type: ignore[attr-defined]
+            made = remade(super()._create_variable(next_creator, **kwargs))  # type: ignore[misc]
         self.dtrain_variables[next(self._numbers)] = made
         return made
 
