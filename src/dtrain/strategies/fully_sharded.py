@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.engine.fit.memory_advice import memory_explained
 from dtrain.strategies.divided_variable import SMALLEST, DividedVariable, dim_to_divide
 from dtrain.strategies.multi_worker import (
     MultiWorkerMirroredExtended,
@@ -26,6 +27,10 @@ class _Divides(MultiWorkerMirroredExtended):
         on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         if self._layout.replicas == 1 or on_read or tf.is_symbolic_tensor(kwargs.get("initial_value")):
             return super()._create_variable(next_creator, **kwargs)
+        with memory_explained(self._container_strategy()):
+            return self._made(next_creator, kwargs)
+
+    def _made(self, next_creator: Any, kwargs: dict[str, Any]) -> Any:
         value = tf_variables.initial_value(kwargs)
         kwargs["initial_value"] = value
         strategy = self._container_strategy()
