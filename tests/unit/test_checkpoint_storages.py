@@ -75,7 +75,7 @@ def test_tensors(folder: str) -> None:
         "text": tf.constant([b"a", b"\xff"]),
         "empty": tf.zeros([0, 3], tf.int64),
     }
-    storage.write_tensors(join(folder, "share"), given)
+    storage.write_tensors(join(folder, "share"), {**given})
     found = storage.read_tensors(join(folder, "share"))
     for name, value in given.items():
         read = found[name].read()

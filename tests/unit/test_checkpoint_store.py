@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 from checkpoint_stores import directories, saved, steps, tensors
+from dtrain.checkpoint import tensor_file
 from dtrain.checkpoint.store import CheckpointStore
 from dtrain.checkpoint.stored import committed, read_share, remove_all, remove_uncommitted
 from dtrain.checkpoint.variables import Entry, StoredValue
@@ -69,6 +70,18 @@ def test_one_tensor_of_a_share_is_in_memory_at_a_time(tmp_path: Path, open_store
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(stored) == 20 and peak < 5 << 20  # of 20 MiB
+
+
+def test_a_tensor_that_is_written_is_let_go_at_once() -> None:
+    waiting = {str(number): tf.zeros([5]) for number in range(3)}
+    left: list[int] = []
+
+    class Noted:
+        def write(self, content: memoryview) -> None:
+            left.append(len(waiting))
+
+    tensor_file.write(Noted(), waiting)
+    assert left == [2, 1, 0]
 
 
 class Part:

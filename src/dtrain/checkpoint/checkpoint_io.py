@@ -10,7 +10,7 @@ import abc
 import contextlib
 import io
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from dtrain.checkpoint import layout, tensor_file
@@ -95,8 +95,8 @@ class CheckpointIO(abc.ABC):
         """The path as it is used from every working directory."""
         return path
 
-    def write_tensors(self, prefix: str, tensors: Mapping[str, Any]) -> None:
-        """Writes tensors to `<prefix>.data`, and the list of them to `<prefix>.index`."""
+    def write_tensors(self, prefix: str, tensors: dict[str, Any]) -> None:
+        """Writes tensors to `<prefix>.data`, and the list of them to `<prefix>.index`; empties `tensors`."""
         index, data = layout.tensor_files(prefix)
         with self.output(data) as output:
             entries = tensor_file.write(output, tensors)

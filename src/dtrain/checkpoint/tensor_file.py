@@ -37,18 +37,20 @@ class Output(Protocol):
         """Appends bytes."""
 
 
-def write(output: Output, tensors: Mapping[str, Any]) -> list[dict[str, Any]]:
+def write(output: Output, tensors: dict[str, Any]) -> list[dict[str, Any]]:
     """Writes tensors, and returns the list of what was written.
 
     Args:
         output: an empty file.
-        tensors: eager tensors by name, of any shape, of strings or of any dtype of numbers.
+        tensors: eager tensors by name, of any shape, of strings or of any dtype of numbers. Each is taken
+            out when it is written: TensorFlow copies a variable that is assigned while a tensor uses it.
 
     Returns:
         For each tensor its `name`, `dtype`, `shape`, `size` in bytes and `checksum`, in the file's order.
     """
     entries = []
-    for name, tensor in tensors.items():
+    for name in [*tensors]:
+        tensor = tensors.pop(name)
         content = _bytes_of(tensor)
         checksum = 0
         for at in range(0, len(content), _PIECE):
