@@ -6,6 +6,7 @@ The model is GSPMD (arXiv 2105.04663). Parts may have different numbers of rows,
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Hashable
 
 
@@ -23,6 +24,10 @@ class WeightRows:
         """How many entries each replica holds, one after another: as equally many as possible."""
         least, more = divmod(self.number, replicas)
         return [least + (replica < more) for replica in range(replicas)]
+
+    def bounds(self, replicas: int) -> list[tuple[int, int]]:
+        """The first entry of each replica, and the one behind its last."""
+        return [*itertools.pairwise(itertools.accumulate(self.of_replicas(replicas), initial=0))]
 
 
 @dataclasses.dataclass(frozen=True)

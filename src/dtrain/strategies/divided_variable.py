@@ -63,10 +63,8 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
         layout = layout_of(strategy)
         if layout is None:
             raise ValueError("a variable is divided under a strategy that is not dtrain's")
-        sizes = WeightRows(int(value.shape[dim])).of_replicas(layout.replicas)
-        ends = np.cumsum(sizes)
-        places = range(layout.first_replica, layout.first_replica + layout.local_replicas)
-        self._bounds = [(int(ends[place] - sizes[place]), sizes[place]) for place in places]
+        own = slice(layout.first_replica, layout.first_replica + layout.local_replicas)
+        self._bounds = WeightRows(int(value.shape[dim])).bounds(layout.replicas)[own]
         self.dtrain_divided_dim = dim
         devices = strategy.extended.worker_devices
         name = arguments.get("name") or "Variable"
@@ -90,7 +88,7 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
         """What the replicas of this process hold of a value."""
         axis = self.dtrain_divided_dim
         whole = tf.convert_to_tensor(whole)
-        return [tf.gather(whole, tf.range(begin, begin + size), axis=axis) for begin, size in self._bounds]
+        return [tf.gather(whole, tf.range(*bounds), axis=axis) for bounds in self._bounds]
 
     def _whole(self) -> Any:
         """The whole value; all workers must ask for it."""
