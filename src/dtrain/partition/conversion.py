@@ -395,10 +395,9 @@ class LayoutConversion:
         """Defines the row group of weights that are divided in this way."""
         build, first, here = self.build, self.replicas.first, self.replicas.here
         rows: WeightRows = layout.rows.group  # type: ignore[assignment]
-        sizes = rows.of_replicas(self.replicas.world)
-        begins = np.cumsum([0, *sizes])
-        local = tuple(build.constant(size, tf.int32) for size in sizes[first : first + here])
-        begin = tuple(build.constant(start, tf.int32) for start in begins[first : first + here])
+        own = rows.bounds(self.replicas.world)[first : first + here]
+        local = tuple(build.constant(end - start, tf.int32) for start, end in own)
+        begin = tuple(build.constant(start, tf.int32) for start, _ in own)
         total = build.constant(rows.number, tf.int32)
         self._groups[rows] = RowGroup(local, begin, total, rows.number, local)
 
