@@ -6,6 +6,7 @@ accumulated gradients or a divided weight, is written by every replica. Files ar
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from dtrain.errors import CheckpointError
 from dtrain.interfaces.divided_weights import divided_dim
 from dtrain.interfaces.managed_strategy import layout_of, managed
 from dtrain.interfaces.replica_layout import ReplicaLayout
+from dtrain.partition.shard_groups import ShardGroups
 from dtrain.upstream import keras_models, keras_optimizers, keras_variables, tf_variables
 from dtrain.upstream.tf_variables import underlying
 
@@ -120,9 +122,15 @@ class TrainingVariables:
                 hint="give all workers a directory on a file system that they share",
             )
         tensors = {}
+        turns = itertools.cycle(range(len(self._shards.groups)))
         for i, owner in enumerate(self._writers(writers)):
             variable = self._variables[i]
-            if self._apart(variable):
+            if _dim_of(variable) is not None:
+                # Several shard groups hold the same parts: they take turns to write a variable.
+                if next(turns) == self._shards.number:
+                    for place, part in self._divided_parts(variable):
+                        tensors[f"{_OWN}/{i}/{place}"] = part.value()
+            elif self._apart(variable):
                 for replica, part in self._parts(variable):
                     tensors[f"{_OWN}/{i}/{replica}"] = part.value()
             elif (holder := owner_of(self._optimizer, variable)) is not None:
@@ -176,7 +184,7 @@ class TrainingVariables:
                 self._write_common(i, variable, tensors)
                 continue
             if entry.divided_dim is not None:
-                self._write_divided(i, variable, entry, tensors, replicas)
+                self._write_divided(i, variable, entry, tensors)
                 continue
             same = replicas == self._layout.replicas and self._is_distributed(variable)
             # A folder that only this worker uses holds only the parts of its own replicas.
@@ -188,10 +196,10 @@ class TrainingVariables:
                 self._write_parts(variable, parts, entry.apart, same=same)
         self._local().restore(apart=kept_apart)
 
-    def restore_weights(self, table: Sequence[Entry], tensors: Mapping[str, Any], replicas: int) -> None:
+    def restore_weights(self, table: Sequence[Entry], tensors: Mapping[str, Any]) -> None:
         """Assigns the model's own variables only; metrics and optimizer need not be built.
 
-        The arguments are those of `restore`.
+        The arguments are as those of `restore`.
 
         Raises:
             CheckpointError: the checkpoint is of another model, or lacks a value.
@@ -202,7 +210,7 @@ class TrainingVariables:
             if not entry.apart:
                 self._write_common(i, variable, tensors)
             elif entry.divided_dim is not None:
-                self._write_divided(i, variable, entry, tensors, replicas)
+                self._write_divided(i, variable, entry, tensors)
 
     # --- what kind of variable it is
 
@@ -231,6 +239,14 @@ class TrainingVariables:
         for local, part in enumerate(underlying(variable).values):
             yield self._layout.first_replica + local, part
 
+    @property
+    def _shards(self) -> ShardGroups:
+        return self._layout.shard_groups or ShardGroups(((self._layout.worker,),))
+
+    def _divided_parts(self, variable: Any) -> Iterator[tuple[int, Any]]:
+        """The parts of a divided weight that this process holds, with their numbers."""
+        return zip(self._shards.places, underlying(variable).values, strict=True)
+
     def _writers(self, writers: int) -> list[int]:
         if writers not in self._owners:
             sizes = [int(np.prod(_shape(v), dtype=np.int64)) for v in self._variables]
@@ -252,24 +268,23 @@ class TrainingVariables:
         for replica, part in {id(part): (replica, part) for replica, part in self._parts(variable)}.values():
             part.assign(tf.zeros_like(part) if apart and replica else value)
 
-    def _write_divided(
-        self, number: int, variable: Any, entry: Entry, tensors: Mapping[str, Any], replicas: int
-    ) -> None:
-        """Assigns a weight that the replicas which wrote the checkpoint had divided."""
-        parts = {r: _required(tensors, f"{_OWN}/{number}/{r}", entry.name) for r in range(replicas)}
-        dim = entry.divided_dim
-        if replicas == self._layout.replicas and _dim_of(variable) == dim:
-            for replica, part in self._parts(variable):
-                part.assign(parts[replica])
-            return
-        whole = tf.concat([parts[replica] for replica in range(replicas)], axis=dim)
-        if tuple(whole.shape) != entry.shape:
+    def _write_divided(self, number: int, variable: Any, entry: Entry, tensors: Mapping[str, Any]) -> None:
+        """Assigns a weight that the replicas which wrote the checkpoint divided, into any number of parts."""
+        names = (f"{_OWN}/{number}/{place}" for place in itertools.count())
+        parts = [tensors[name] for name in itertools.takewhile(tensors.__contains__, names)]
+        dim = entry.divided_dim or 0
+        size = sum(int(part.shape[dim]) for part in parts)
+        if size != entry.shape[dim]:
             raise CheckpointError(
-                f"The checkpoint's parts of {entry.name} have the shape {tuple(whole.shape)} together, not "
-                f"{entry.shape}.",
+                f"The checkpoint's {len(parts)} parts of {entry.name} have {size} of its {entry.shape[dim]} "
+                f"entries along dimension {dim}.",
                 hint="Delete it, or give this run another directory.",
             )
-        self._write_common(number, variable, {f"{_COMMON}/{number}": whole})
+        if len(parts) == self._shards.parts and _dim_of(variable) == dim:
+            for place, part in self._divided_parts(variable):
+                part.assign(parts[place])
+            return
+        self._write_common(number, variable, {f"{_COMMON}/{number}": tf.concat(parts, axis=dim)})
 
     def _is_distributed(self, variable: Any) -> bool:
         return isinstance(underlying(variable), tf.distribute.DistributedValues)

@@ -138,6 +138,11 @@ class Topology:
         before = tasks[: tasks.index(self.task)]
         return sum(split_address(self.address_of(task))[0] == host for task in before)
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The host of each training task: what stands before the port in its address."""
+        return tuple(split_address(self.address_of(task))[0] for task in self.training_tasks())
+
     def servers(self) -> tuple[Task, ...]:
         """The tasks that serve the chief of a coordinated job: workers, then parameter servers."""
         return tuple(task for task in self.tasks() if task.job in SERVING_JOBS)
