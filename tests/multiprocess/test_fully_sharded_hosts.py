@@ -32,6 +32,7 @@ NAMES = (
     "run_eagerly",
 )
 X = np.random.default_rng(0).normal(size=(24, 6)).astype("float32")
+ROUNDED = np.random.default_rng(1).normal(size=(4, 5, 3)).astype("float16")
 HOW = {"batch_size": 8, "verbose": 0, "shuffle": False}
 
 
@@ -81,6 +82,8 @@ def of_worker(folder: Path) -> dict[str, Any]:
     made = wide(strategy)
     found["shapes"] = [tuple(weight.value.values[0].shape) for weight in made.weights]
     found["sent"] = sent_in_steps(made)
+    narrow = tf.constant(ROUNDED[dtrain.rank()], tf.float16)
+    found["narrow"] = strategy.dtrain_managed.calls.scattered_sums([narrow], [(3, 2)])[0].numpy()
     made.save(folder / "model.keras")
     found["weights"] = made.get_weights()
     return found
@@ -115,6 +118,13 @@ def test_between_hosts_travel_the_sums_of_a_workers_own_rows_alone(results: Any)
         assert 2.98 * half < same_host < 3.02 * half
         assert half < same_parts < 1.02 * half
         assert other < half / 50
+
+
+def test_16_bit_sums_are_rounded_once(results: Any) -> None:
+    wide = ROUNDED.astype("float32")
+    total = (wide[0] + wide[2] + (wide[1] + wide[3])).astype("float16")
+    for worker, report in enumerate(results[0]):
+        np.testing.assert_array_equal(report["narrow"], total[:3] if worker < 2 else total[3:])
 
 
 def test_what_all_workers_save_is_whole(results: Any) -> None:

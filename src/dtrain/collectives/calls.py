@@ -82,7 +82,7 @@ class Calls(abc.ABC):
         self.waited = 0.0
         self.operation: Callable[[], int] = lambda: 0
         self.explain: Callable[[], None] = lambda: None
-        self._numbers: Sequence[int] = range(size)  # the workers' numbers in the job
+        self._numbers_in_job: Sequence[int] = range(size)  # the workers' numbers in the job
         self._lock = threading.Lock()
         self._buffers = Buffers()
         self._scratch = np.empty(0, np.uint8)
@@ -226,9 +226,18 @@ class Calls(abc.ABC):
     def _barrier(self, kind: int, size: int) -> None:
         """The barrier: returns when all workers are at the same call; adds to `waited`."""
         begun = time.perf_counter()
-        everyone = self._from_all(np.array([kind, size], np.int64))
+        headers = self._headers(kind, size, range(self.size))
         self.waited += time.perf_counter() - begun
-        self._compare([header.tolist() for header in everyone])
+        self._compare(headers)
+
+    def _headers(self, kind: int, size: int, workers: Sequence[int]) -> list[list[int]]:
+        """Exchanges the kind and size of a call with some workers; returns those of all of these."""
+        mine = np.array([kind, size], np.int64)
+        headers = [np.empty_like(mine) if r in workers else None for r in range(self.size)]
+        others = self._for_others([None if header is None else raw(header) for header in headers])
+        self._swap([None if place is None else raw(mine) for place in others], others)
+        headers[self.rank] = mine
+        return [header.tolist() for header in headers if header is not None]
 
     def _barrier_with(self, kind: int, value: np.ndarray) -> list[np.ndarray]:
         """As `_barrier`, and exchanges vectors of up to `WHOLE_BYTES` bytes.
@@ -258,7 +267,7 @@ class Calls(abc.ABC):
         )
         return values
 
-    def _for_others(self, each: list[np.ndarray]) -> Parts:
+    def _for_others(self, each: Sequence[np.ndarray | None]) -> Parts:
         """Replaces this worker's entry in a list by worker with None."""
         return [None if r == self.rank else value for r, value in enumerate(each)]
 
@@ -334,8 +343,8 @@ class Calls(abc.ABC):
         units = {_GATHER: "arrays"}
         at = ", ".join(
             f"worker {r} at {_NAMES.get(kind & _KINDS, 'something else')} of {size} "
-            f"{units.get(kind & _KINDS, 'bytes')}"
-            for r, (kind, size) in zip(self._numbers, everyone, strict=True)
+            f"{units.get(kind & _KINDS, 'bytes')}{' with some workers alone' if kind & _OF_SOME else ''}"
+            for r, (kind, size) in zip(self._numbers_in_job, everyone, strict=True)
         )
         raise PeerMismatchError(
             f"The workers are not at the same point of the program: {at}.",
@@ -355,12 +364,15 @@ class CallsAmong(Calls):
     def __init__(self, calls: Calls, workers: Sequence[int]) -> None:
         super().__init__([*workers].index(calls.rank), len(workers))
         self.operation, self.explain = calls.operation, calls.explain
-        self._numbers = workers
+        self._numbers_in_job = workers
         self._calls = calls
         self._lock = calls._lock  # the messages of two calls must not mix
 
     def _in_operation(self, kind: int) -> int:
         return super()._in_operation(kind | _OF_SOME)
+
+    def _headers(self, kind: int, size: int, workers: Sequence[int]) -> list[list[int]]:
+        return self._calls._headers(kind, size, [self._numbers_in_job[worker] for worker in workers])
 
     def _barrier(self, kind: int, size: int) -> None:
         before = self.waited
@@ -376,7 +388,7 @@ class CallsAmong(Calls):
     def _of_all(self, parts: Parts) -> Parts:
         """Parts by worker of the job."""
         of_all: Parts = [None] * self._calls.size
-        for worker, part in zip(self._numbers, parts, strict=True):
+        for worker, part in zip(self._numbers_in_job, parts, strict=True):
             of_all[worker] = part
         return of_all
 
