@@ -24,7 +24,6 @@ from dtrain.strategies.fully_sharded import groups_of_hosts
 L = keras.layers
 NAMES = (
     "dense_of_uneven_parts",
-    "convolution",
     "table_divided_by_rows",
     "regularizers_and_constraints",
     "clipping_by_the_global_norm",
