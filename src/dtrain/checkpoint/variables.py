@@ -6,6 +6,7 @@ accumulated gradients or a divided weight, is written by every replica. Files ar
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from dtrain.interfaces.divided_weights import divided_dim
 from dtrain.interfaces.managed_strategy import layout_of, managed
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.partition.layouts import WeightRows
+from dtrain.partition.shard_groups import ShardGroups
 from dtrain.upstream import keras_models, keras_optimizers, keras_variables, tf_variables
 from dtrain.upstream.tf_variables import underlying
 
@@ -79,22 +81,20 @@ class StoredValue:
         number: its place in the table.
         entry: its entry there.
         tensors: the tensors of the checkpoint, by name.
-        replicas: how many replicas wrote the checkpoint.
     """
 
     number: int
     entry: Entry
     tensors: Mapping[str, StoredTensor]
-    replicas: int
 
     @property
     def shared(self) -> bool:
         """Whether it is one value for all replicas, whole or divided."""
         return not self.entry.apart or self.entry.divided_dim is not None
 
-    def part(self, replica: int) -> Any:
-        """The part of a replica."""
-        return self._read(f"{_OWN}/{self.number}/{replica}")
+    def part(self, place: int) -> Any:
+        """The part of that number: of a replica, or of a divided weight."""
+        return self._read(f"{_OWN}/{self.number}/{place}")
 
     def whole(self) -> Any:
         """The whole value."""
@@ -108,14 +108,16 @@ class StoredValue:
         divided = self.entry.divided_dim
         if divided is None:
             return tf.gather(self.whole(), tf.range(begin, end), axis=dim)
+        names = (f"{_OWN}/{self.number}/{place}" for place in itertools.count())
+        parts = sum(1 for _ in itertools.takewhile(self.tensors.__contains__, names))
         rows = []
-        for replica, (first, last) in enumerate(WeightRows(self.entry.shape[divided]).bounds(self.replicas)):
+        for place, (first, last) in enumerate(WeightRows(self.entry.shape[divided]).bounds(max(parts, 1))):
             own = (max(begin, first) - first, min(end, last) - first) if dim == divided else (begin, end)
             if own[0] >= own[1]:
                 continue
-            part = self.part(replica)
+            part = self.part(place)
             if part.shape[divided] != last - first:
-                raise self._lacking(f"another part {replica}")
+                raise self._lacking(f"another part {place}")
             rows.append(tf.gather(part, tf.range(*own), axis=dim))
         return tf.concat(rows, axis=divided)
 
@@ -183,9 +185,15 @@ class TrainingVariables:
                 hint="give all workers a directory on a file system that they share",
             )
         tensors = {}
+        turns = itertools.cycle(range(len(self._shards.groups)))
         for i, owner in enumerate(self._writers(writers)):
             variable = self._variables[i]
-            if self._apart(variable):
+            if _dim_of(variable) is not None:
+                # Several shard groups hold the same parts: they take turns to write a variable.
+                if next(turns) == self._shards.number:
+                    for place, part in self._divided_parts(variable):
+                        tensors[f"{_OWN}/{i}/{place}"] = part.value()
+            elif self._apart(variable):
                 for replica, part in self._parts(variable):
                     tensors[f"{_OWN}/{i}/{replica}"] = part.value()
             elif (holder := owner_of(self._optimizer, variable)) is not None:
@@ -235,7 +243,7 @@ class TrainingVariables:
         """
         kept_apart = False
         for i, (variable, entry) in enumerate(zip(self._variables, table, strict=True)):
-            stored = StoredValue(i, entry, tensors, replicas)
+            stored = StoredValue(i, entry, tensors)
             if stored.shared:
                 self._write_shared(variable, stored)
                 continue
@@ -249,12 +257,10 @@ class TrainingVariables:
                 self._write_parts(variable, parts, entry.apart, same=same)
         self._local().restore(apart=kept_apart)
 
-    def restore_weights(
-        self, table: Sequence[Entry], tensors: Mapping[str, StoredTensor], replicas: int
-    ) -> None:
+    def restore_weights(self, table: Sequence[Entry], tensors: Mapping[str, StoredTensor]) -> None:
         """Assigns the model's own variables only; metrics and optimizer need not be built.
 
-        The arguments are those of `restore`.
+        The arguments are as those of `restore`.
 
         Raises:
             CheckpointError: the checkpoint is of another model, or lacks a value.
@@ -262,7 +268,7 @@ class TrainingVariables:
         count = len(_plain(self._model.variables))
         self.check(table, count)
         for i, (variable, entry) in enumerate(zip(self._variables[:count], table, strict=False)):
-            if (stored := StoredValue(i, entry, tensors, replicas)).shared:
+            if (stored := StoredValue(i, entry, tensors)).shared:
                 self._write_shared(variable, stored)
 
     # --- what kind of variable it is
@@ -292,6 +298,14 @@ class TrainingVariables:
         for local, part in enumerate(underlying(variable).values):
             yield self._layout.first_replica + local, part
 
+    @property
+    def _shards(self) -> ShardGroups:
+        return self._layout.shard_groups or ShardGroups(((self._layout.worker,),))
+
+    def _divided_parts(self, variable: Any) -> Iterator[tuple[int, Any]]:
+        """The parts of a divided weight that this process holds, with their numbers."""
+        return zip(self._shards.places, underlying(variable).values, strict=True)
+
     def _writers(self, writers: int) -> list[int]:
         if writers not in self._owners:
             sizes = [int(np.prod(_shape(v), dtype=np.int64)) for v in self._variables]
@@ -307,9 +321,9 @@ class TrainingVariables:
         tf_variable = underlying(variable)
         dim = divided_dim(tf_variable)
         if dim is not None:
-            bounds = WeightRows(int(tf_variable.shape[dim])).bounds(self._layout.replicas)
-            for replica, part in self._parts(variable):
-                part.assign(stored.rows(dim, *bounds[replica]))
+            bounds = self._shards.bounds(WeightRows(int(tf_variable.shape[dim])))
+            for own, part in zip(bounds, tf_variable.values, strict=True):
+                part.assign(stored.rows(dim, *own))
             return
         value = stored.whole()
         if not self._is_distributed(variable):

@@ -142,6 +142,11 @@ class Topology:
         host = split_address(self.address)[0]
         return tuple(task for task in tasks if split_address(self.address_of(task))[0] == host)
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The host of each training task: what stands before the port in its address."""
+        return tuple(split_address(self.address_of(task))[0] for task in self.training_tasks())
+
     def servers(self) -> tuple[Task, ...]:
         """The tasks that serve the chief of a coordinated job: workers, then parameter servers."""
         return tuple(task for task in self.tasks() if task.job in SERVING_JOBS)

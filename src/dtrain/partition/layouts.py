@@ -21,7 +21,7 @@ class WeightRows:
     number: int
 
     def of_replicas(self, replicas: int) -> list[int]:
-        """How many entries each replica holds, one after another: as equally many as possible."""
+        """How many entries each replica of a shard group holds: as equally many as possible."""
         least, more = divmod(self.number, replicas)
         return [least + (replica < more) for replica in range(replicas)]
 

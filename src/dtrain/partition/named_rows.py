@@ -28,7 +28,7 @@ class NamedRows(LayoutConversion):
         if _are_few(indices, table):
             everyone = self.whole(indices)
             rows = self.by_part(lambda place: self._held_rows(table, everyone, place), PARTIAL, shape)
-            return self.with_layout(rows, indices.layout)
+            return self.with_layout(self.counted_once(rows), indices.layout)
         whole = self.whole(table)
         return self.by_part(
             lambda place: self.build.rows_at(whole.parts[place], indices.parts[place]), indices.layout, shape

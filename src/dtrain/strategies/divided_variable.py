@@ -61,10 +61,10 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
 
     def __init__(self, strategy: Any, value: Any, dim: int, arguments: dict[str, Any]) -> None:
         layout = layout_of(strategy)
-        if layout is None:
-            raise ValueError("a variable is divided under a strategy that is not dtrain's")
-        own = slice(layout.first_replica, layout.first_replica + layout.local_replicas)
-        self._bounds = WeightRows(int(value.shape[dim])).bounds(layout.replicas)[own]
+        if layout is None or layout.shard_groups is None:
+            raise ValueError("a variable is divided under a strategy that does not divide weights")
+        self._bounds = layout.shard_groups.bounds(WeightRows(int(value.shape[dim])))
+        self._in_group = layout.shard_groups.several
         self.dtrain_divided_dim = dim
         devices = strategy.extended.worker_devices
         name = arguments.get("name") or "Variable"
@@ -108,7 +108,7 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
         strategy = self.distribute_strategy
         together = StrategyCollectives(strategy, strategy.dtrain_managed.layout, GradientMarks())
         try:
-            ((whole, *_),) = together.gathers([rows])
+            ((whole, *_),) = together.gathers([rows], in_group=self._in_group)
         except PeerMismatchError as error:
             raise type(error)(
                 f"The weight {self.name!r} is divided over the workers, so all of them must read it "
