@@ -204,7 +204,7 @@ def check(checkpoint: store.StoredCheckpoint) -> None:
         if set(read) != set(written) or checkpoint.notes != {"step": checkpoint.step}:
             raise RuntimeError(f"{checkpoint} holds {sorted(read)}")
         for name, value in written.items():
-            if not np.array_equal(read[name].numpy(), value.numpy()):
+            if not np.array_equal(read[name].read().numpy(), value.numpy()):
                 raise RuntimeError(f"{name} in {checkpoint} is another one than was saved")
 
 

@@ -74,9 +74,15 @@ def _unknown(array: np.ndarray, layout: Layout) -> list[int | None]:
 
 
 class Processes:
-    """Stands for several processes: each is a thread, and what they communicate is exchanged in memory."""
+    """Stands for several processes: each is a thread, and what they communicate is exchanged in memory.
 
-    def __init__(self, number: int) -> None:
+    Args:
+        number: the number of processes.
+        groups: those of each shard group; one group of all by default.
+    """
+
+    def __init__(self, number: int, groups: Sequence[Sequence[int]] = ()) -> None:
+        self.groups = tuple(map(tuple, groups)) or (tuple(range(number)),)
         self._barrier = threading.Barrier(number, timeout=60)
         self._given: list[Any] = [None] * number
 
@@ -96,13 +102,17 @@ class Processes:
 class _Member:
     def __init__(self, processes: Processes, place: int) -> None:
         self._processes = processes
-        self._place = place
+        self._group = next(group for group in processes.groups if place in group)
+        self._place = self._group.index(place)
+        self._every = [*range(sum(map(len, processes.groups)))]
+        self._number = place
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return self._call(tensors, sum)
 
-    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return self._call(tensors, np.concatenate)
+    def all_gather(self, tensors: Sequence[tf.Tensor], *, in_group: bool = False) -> list[tf.Tensor]:
+        group = self._group if in_group else self._every
+        return self._call(tensors, lambda values: np.concatenate([values[place] for place in group]))
 
     def reduce_scatter(self, tensors: Sequence[tf.Tensor], rows: Sequence[Sequence[int]]) -> list[tf.Tensor]:
         totals = self.all_reduce(tensors)
@@ -110,7 +120,7 @@ class _Member:
 
     def _call(self, tensors: Sequence[tf.Tensor], combine: Callable[[Any], Any]) -> list[tf.Tensor]:
         def run(*arrays: np.ndarray) -> list[np.ndarray]:
-            everyone = self._processes.exchange(self._place, list(arrays))
+            everyone = self._processes.exchange(self._number, list(arrays))
             return [np.asarray(combine(list(values))) for values in zip(*everyone, strict=True)]
 
         outputs = tf.numpy_function(run, list(tensors), [tensor.dtype for tensor in tensors])

@@ -70,6 +70,41 @@ def refused(call: Callable[[], Any], *words: str) -> None:
     assert isinstance(caught.value, ValueError)
 
 
+# A distribution of Keras'
+
+
+MESH = keras.distribution.DeviceMesh((1, 2), ("batch", "model"), ["cpu:0", "cpu:1"])
+LAYOUTS = keras.distribution.LayoutMap(MESH)
+DISTRIBUTIONS = {
+    "DataParallel": (keras.distribution.DataParallel(device_mesh=None), ("mirrored", "multi_worker")),
+    "ModelParallel": (keras.distribution.ModelParallel(layout_map=LAYOUTS), ("fully_sharded",)),
+}
+
+
+@pytest.mark.parametrize("kind", DISTRIBUTIONS)
+def test_a_distribution_of_keras_is_refused_where_it_is_seen_first(kind: str) -> None:
+    distribution, instead = DISTRIBUTIONS[kind]
+    strategies = [dtrain.MirroredStrategy(), dtrain.OneDeviceStrategy("/cpu:0")]
+    models = []
+    for strategy in strategies:
+        with strategy.scope():
+            models.append(net())
+            models[-1].compile("sgd", "mse")
+    makes: list[Callable[[], Any]] = [
+        lambda: dtrain.strategy("mirrored"),
+        lambda: dtrain.OneDeviceStrategy("/cpu:0"),
+        lambda: strategies[0].scope(),
+        *(lambda model=model: model.fit(X, Y, verbose=0) for model in models),
+        lambda: models[0].evaluate(X, Y, verbose=0),
+    ]
+    for make in makes:
+        with distribution.scope(), pytest.raises(ConfigurationError) as caught:
+            make()
+        assert kind in caught.value.message
+        assert all(f'"{name}"' in caught.value.hint for name in instead)
+    assert models[0].fit(X, Y, verbose=0)  # once it is gone, training goes on
+
+
 # Scopes
 
 

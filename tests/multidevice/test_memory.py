@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -173,6 +174,32 @@ def test_a_replica_takes_what_one_device_takes() -> None:
     assert predict_memory(model, 16).total == pytest.approx(alone.total, rel=0.01)
     with refused(ConfigurationError, "2 replicas"):
         measure_memory(model, 16)
+
+
+@pytest.mark.parametrize("make", [mlp, transformer])
+def test_a_replica_of_divided_weights_takes_what_it_holds(make: Callable[[], keras.Model]) -> None:
+    """Predicted before the optimizer has variables, and held against those that training makes."""
+    alone = predict_memory(compiled(make), 16)
+    with dtrain.FullyShardedStrategy(smallest=1000).scope():
+        model = compiled(make)
+    predicted = predict_memory(model, 16)
+    assert not model.optimizer.built
+    model.fit(*batch_of(model, 32), batch_size=32, verbose=0)
+    assert predicted.optimizer == held(model.optimizer.variables) < 0.6 * alone.optimizer
+    assert predicted.parameters == held(model.variables) < 0.6 * alone.parameters
+    assert predicted == predict_memory(model, 16)  # now that the optimizer has its variables
+    if make is mlp:
+        assert predicted.gradients == predicted.parameters
+    else:  # the rows of a table that a batch names stay rows
+        assert predicted.gradients < alone.gradients
+    largest = max(4 * math.prod(weight.shape) for weight in model.weights)
+    assert predicted.activations == pytest.approx(alone.activations + 2 * largest, rel=0.01)
+
+
+def held(variables: Any) -> int:
+    """The bytes of the first device's parts."""
+    parts = [getattr(variable.value, "values", (variable.value,))[0] for variable in variables]
+    return sum(part.numpy().nbytes for part in parts)
 
 
 def test_mistakes() -> None:

@@ -22,7 +22,7 @@ import pytest
 import tensorflow as tf
 
 import dtrain
-from dtrain import monitor
+from dtrain import cli, monitor
 from dtrain.checkpoint import session
 from dtrain.checkpoint.storages import STORAGES
 from dtrain.errors import ConfigurationError
@@ -433,6 +433,26 @@ def test_a_fit_inside_of_another_has_a_record_of_its_own(tmp_path: Path) -> None
     assert {event["steps"] for event in found[1:-1]} == {20}
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert record["final_metrics"]["loss"] == pytest.approx(history.history["loss"][-1])
+
+
+def test_the_report_tells_both_sizes_of_a_divided_model(tmp_path: Path) -> None:
+    for run, strategy in {
+        "divided": dtrain.FullyShardedStrategy(smallest=1),
+        "whole": dtrain.MirroredStrategy(),
+    }.items():
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1001)])
+            model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
+        model.fit(X, np.repeat(Y, 1001, 1), verbose=0, callbacks=[Monitor(tmp_path / run)])
+        assert cli.main(["report", str(tmp_path / run), "--output", str(tmp_path / f"{run}.html")]) == 0
+    kernel, bias, state = 4 * 8 * 1001, 4 * 1001, 12  # the step's number has 8 bytes, the rate 4
+    sizes = json.loads((tmp_path / "divided" / "run.json").read_text())["divided"]
+    assert sizes["parameters"] == {"whole": kernel + bias, "replica": kernel // 2 + bias}
+    assert sizes["optimizer"] == {"whole": kernel + bias + state, "replica": kernel // 2 + bias + state}
+    page = (tmp_path / "divided.html").read_text()
+    assert page.count("36 kB, of which a replica holds 20 kB") == 2
+    assert "divided" not in json.loads((tmp_path / "whole" / "run.json").read_text())
+    assert "a replica holds" not in (tmp_path / "whole.html").read_text()
 
 
 def test_a_fit_that_is_refused_leaves_nobody_listening(tmp_path: Path) -> None:

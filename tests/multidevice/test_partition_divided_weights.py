@@ -18,6 +18,7 @@ from dtrain.partition.layouts import WeightRows
 from dtrain.partition.marks import like_weight
 from dtrain.partition.partition import Partitioned, by_batch, by_weight
 from dtrain.partition.replicas import Replicas
+from dtrain.partition.shard_groups import ShardGroups
 from partitioned import Processes
 
 raw = tf.raw_ops
@@ -196,30 +197,41 @@ def on_replicas(
     dim: int,
     rows: np.ndarray,
     sizes: list[int],
+    groups: tuple[tuple[int, ...], ...] = ((0,),),
     *,
-    processes: bool,
     known: bool = False,
     collectives: type[Collectives] = Collectives,
-) -> tuple[np.ndarray, list[list[np.ndarray]]]:
-    """The value of the divided variable after the function, and the function's outputs in each process.
+) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
+    """The divided variable's value in each shard group after a function, and its outputs in each process.
 
-    With `known`, the function is traced for a batch of that many rows.
+    Args:
+        function: the function.
+        start: the variable's initial value.
+        dim: the dimension along which it is divided.
+        rows: the batch.
+        sizes: the rows of each replica.
+        groups: the processes of each shard group.
+        known: whether the function is traced for a batch of that many rows.
+        collectives: what replicas do together.
     """
     variable, number = tf.Variable(start), len(sizes)
-    cuts = np.cumsum(WeightRows(start.shape[dim]).of_replicas(number))[:-1]
-    copies = [tf.Variable(part) for part in np.split(start, cuts, axis=dim)]
+    processes = sum(map(len, groups))
+    of_group = number // len(groups)
+    cuts = np.cumsum(WeightRows(start.shape[dim]).of_replicas(of_group))[:-1]
+    copies = [tf.Variable(part) for _ in groups for part in np.split(start, cuts, axis=dim)]
     concrete = tf.function(lambda rows: function(variable, rows, dim), autograph=False).get_concrete_function(
         tf.TensorSpec([len(rows) if known else None, 2])
     )
     parts = [part if len(part) else rows[-1:] for part in np.split(rows, np.cumsum(sizes)[:-1])]
-    together = Processes(number)
+    together = Processes(processes, groups)
 
-    def run(here: int, first: int, communication: Any) -> list[np.ndarray]:
+    def run(process: int, here: int, communication: Any) -> list[np.ndarray]:
+        first = process * here
         own = slice(first, first + here)
         step = Partitioned(
             concrete,
             [by_batch()],
-            Replicas(here, number, first),
+            Replicas(here, number, first, (), ShardGroups(groups, process, here)),
             some_idle=0 in sizes,
             copies=lambda captured: [copy.handle for copy in copies[own]],
             held=lambda captured: by_weight(start.shape, dim),
@@ -229,13 +241,14 @@ def on_replicas(
         made = run.get_concrete_function(tf.TensorSpec([number], tf.int32), spec)
         return [each.numpy() for each in made(tf.constant(sizes), [tf.constant(part) for part in parts[own]])]
 
-    if processes:
-        with ThreadPoolExecutor(number) as pool:
-            members = [collectives(together.member(place)) for place in range(number)]
-            outputs = list(pool.map(run, [1] * number, range(number), members))
+    if processes > 1:
+        with ThreadPoolExecutor(processes) as pool:
+            members = [collectives(together.member(process)) for process in range(processes)]
+            outputs = list(pool.map(run, range(processes), [number // processes] * processes, members))
     else:
-        outputs = [run(number, 0, collectives())]
-    return np.concatenate([*copies], axis=dim), outputs
+        outputs = [run(0, number, collectives())]
+    by_group = (copies[first : first + of_group] for first in range(0, number, of_group))
+    return [np.concatenate(parts, axis=dim) for parts in by_group], outputs
 
 
 @st.composite
@@ -271,8 +284,26 @@ def test_a_divided_variable_has_the_value_of_one_device(
     variable = tf.Variable(start)
     outputs = tf.function(lambda rows: CASES[name](variable, rows, dim), autograph=False)(tf.constant(rows))
     right = [each.numpy() for each in tf.nest.flatten(outputs) if each is not None]
-    found, by_process = on_replicas(CASES[name], start, dim, rows, sizes, processes=processes)
-    np.testing.assert_allclose(found, variable.numpy(), rtol=2e-5, atol=1e-6)
+    groups = ((0, 1),) if processes else ((0,),)
+    found, by_process = on_replicas(CASES[name], start, dim, rows, sizes, groups)
+    np.testing.assert_allclose(found, [variable.numpy()], rtol=2e-5, atol=1e-6)
+    for outputs in by_process:
+        for one, other in zip(outputs, right, strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_shard_group_holds_the_whole_value(name: str) -> None:
+    """Two processes of two replicas each are a shard group each."""
+    generator = np.random.default_rng(len(name))
+    start = generator.uniform(0.1, 1.0, (5, 3)).astype("float32")
+    rows = generator.normal(size=(7, 2)).astype("float32")
+    variable = tf.Variable(start)
+    outputs = tf.function(lambda rows: CASES[name](variable, rows, 0), autograph=False)(tf.constant(rows))
+    right = [each.numpy() for each in tf.nest.flatten(outputs) if each is not None]
+    found, by_process = on_replicas(CASES[name], start, 0, rows, [2, 1, 3, 1], ((0,), (1,)))
+    np.testing.assert_allclose(found, [variable.numpy()] * 2, rtol=2e-5, atol=1e-6)
+    np.testing.assert_array_equal(found[0], found[1])
     for outputs in by_process:
         for one, other in zip(outputs, right, strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
@@ -292,11 +323,19 @@ def trained_table(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
     return found, loss, tf.gather(w, [w.shape[0] - 1, 0])
 
 
-@pytest.mark.parametrize("processes", [False, True])
-@pytest.mark.parametrize("sizes", [[2, 1], [3, 0]])
+@pytest.mark.parametrize(
+    ("groups", "sizes"),
+    [
+        (((0,),), [2, 1]),
+        (((0,),), [3, 0]),
+        (((0, 1),), [2, 1]),
+        (((0, 1),), [3, 0]),
+        (((0,), (1,)), [1, 0, 1, 1]),
+    ],
+)
 @pytest.mark.parametrize(("shape", "dim"), [((29, 3), 0), ((29, 3), 1), ((29, 2, 4), 0), ((29, 2, 4), 2)])
 def test_few_rows_of_a_table_are_sent_in_its_place(
-    shape: tuple[int, ...], dim: int, sizes: list[int], processes: bool
+    shape: tuple[int, ...], dim: int, groups: tuple[tuple[int, ...], ...], sizes: list[int]
 ) -> None:
     generator = np.random.default_rng(1)
     start = generator.uniform(0.1, 1.0, shape).astype("float32")
@@ -308,18 +347,18 @@ def test_few_rows_of_a_table_are_sent_in_its_place(
         def _count(self, parts: Any) -> None:
             numbers.append(max(sum(part.shape.num_elements() or 0 for part in value) for value in parts))
 
-        def gathers(self, parts: Any) -> Any:
+        def gathers(self, parts: Any, *, in_group: bool = False) -> Any:
             self._count(parts)
-            return super().gathers(parts)
+            return super().gathers(parts, in_group=in_group)
 
-        def scattered_sums(self, rows: Any, own_rows: Any, parts: Any, *, nested: bool) -> Any:
+        def scattered_sums(self, rows: Any, bounds: Any, parts: Any, *, nested: bool) -> Any:
             self._count(parts)
-            return super().scattered_sums(rows, own_rows, parts, nested=nested)
+            return super().scattered_sums(rows, bounds, parts, nested=nested)
 
     found, by_process = on_replicas(
-        trained_table, start, dim, rows, sizes, processes=processes, known=True, collectives=Counted
+        trained_table, start, dim, rows, sizes, groups, known=True, collectives=Counted
     )
-    np.testing.assert_allclose(found, variable.numpy(), rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(found, [variable.numpy()] * len(groups), rtol=2e-5, atol=1e-6)
     for outputs in by_process:
         for one, other in zip(outputs, right, strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
@@ -333,7 +372,7 @@ def test_a_row_that_a_divided_table_does_not_have_is_an_error(index: int) -> Non
 
     start, rows = np.ones((29, 3), "float32"), np.array([[0, 0], [index, 0]], "float32")
     with pytest.raises(tf.errors.InvalidArgumentError, match="is not in"):
-        on_replicas(looked_up_outside, start, 0, rows, [1, 1], processes=False, known=True)
+        on_replicas(looked_up_outside, start, 0, rows, [1, 1], known=True)
 
 
 def assigned_by_place(w: tf.Variable, rows: tf.Tensor, dim: int) -> None:
@@ -349,4 +388,4 @@ def test_what_no_rule_divides_is_an_error(function: Function) -> None:
     """Each replica would take the places of the whole for its own."""
     start, rows = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
     with pytest.raises(StepError, match="each replica holds a part"):
-        on_replicas(function, start, 0, rows, [2, 2], processes=False)
+        on_replicas(function, start, 0, rows, [2, 2])

@@ -27,6 +27,7 @@ CASES: dict[str, tuple[Callable[..., Any], Sequence[Input]]] = {}
 
 
 def case(name: str, function: Callable[..., Any], *inputs: Input) -> None:
+    assert name not in CASES, f"two cases are named {name}"
     CASES[name] = function, inputs
 
 
@@ -71,7 +72,12 @@ def _named(name: str, *values: Any, **attributes: Any) -> Any:
 
 
 def _element_by_element(names: Sequence[str], *inputs: Input) -> None:
-    case(f"{names[0]} to {names[-1]}", lambda *values: [_named(name, *values) for name in names], *inputs)
+    of = " and ".join(f"{type(layout).__name__} {shape}" for layout, shape, _ in inputs)
+    case(
+        f"{names[0]} to {names[-1]} of {of}",
+        lambda *values: [_named(name, *values) for name in names],
+        *inputs,
+    )
 
 
 _element_by_element([*_UNARY, *_LINEAR], x("B", 3))

@@ -38,8 +38,8 @@ ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
 
 
 def run_by_hand(made: list[Host], command: list[str], folder: Path) -> tuple[list[int], str]:
-    """Runs a command as one worker on each host; the exit statuses and all output."""
-    cluster = {"worker": [f"{host.name}:20100" for host in made]}
+    """Runs a command as a worker on each of these hosts; the exit statuses and all output."""
+    cluster = {"worker": [f"{host.name}:{20100 + index}" for index, host in enumerate(made)]}
     started = []
     for index, host in enumerate(made):
         config = {"cluster": cluster, "task": {"type": "worker", "index": index}}
@@ -101,3 +101,78 @@ def test_checkpoints_on_disks_of_their_own_resume_all(
     run_locally(program, tmp_path / "local", 4)
     assert_same(tmp_path / "hosts", tmp_path / "local")
     assert output.count("epochs: [2, 3]") == 2, output
+
+
+SHARDED_PROGRAM = """
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import dtrain
+
+STEPS = 8
+keras.utils.set_random_seed(3)
+rng = np.random.default_rng(3)
+x, y = rng.normal(size=(8 * STEPS, 6)).astype("float32"), rng.normal(size=(8 * STEPS, 1)).astype("float32")
+within = sys.argv[2]
+strategy = dtrain.strategy("fully_sharded", within=within) if within else tf.distribute.get_strategy()
+with strategy.scope():
+    layers = [keras.layers.Dense(512, "tanh"), keras.layers.Dense(512, "tanh"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    model.compile("adam", "mse")
+
+
+def sent():
+    names = Path("/proc/net/dev").read_text()
+    return int(names.partition("eth0:")[2].split()[8]) if within else 0
+
+
+model.fit(x, y, batch_size=8, verbose=0)
+dtrain.barrier()
+before = sent()
+dtrain.barrier()  # no worker sends before all have looked
+model.fit(x, y, batch_size=8, verbose=0)
+dtrain.barrier()
+bytes_a_step = (sent() - before) / STEPS
+np.savez(f"{sys.argv[1]}-{dtrain.rank()}.npz", bytes_a_step, *model.get_weights())
+"""
+DIVIDED = 4 * 512 * 512
+"""The bytes of the only weight that is divided; the others are small."""
+
+
+def test_weights_divided_within_hosts_are_gathered_within_hosts(
+    make_hosts: MakeHosts, tmp_path: Path
+) -> None:
+    """Between hosts, a host sends the sums of a gradient's halves; else also two thirds of two gathers."""
+    program = tmp_path / "program.py"
+    program.write_text(SHARDED_PROGRAM)
+    command = [sys.executable, str(program), str(tmp_path / "one"), ""]
+    subprocess.run(command, check=True, env=os.environ | ENVIRONMENT, timeout=120)
+    with np.load(tmp_path / "one-0.npz") as arrays:
+        _, *expected = [arrays[name] for name in arrays]
+    one, other = make_hosts(2)
+    sent: dict[str, float] = {}
+    for within in ("host", "job"):
+        command = [sys.executable, str(program), str(tmp_path / within), within]
+        statuses, output = run_by_hand([one, other, other, one], command, tmp_path)
+        assert statuses == [0] * 4, output
+        assert_alike(tmp_path / within, 4)
+        with np.load(tmp_path / f"{within}-0.npz") as arrays:
+            of_host, *weights = [arrays[name] for name in arrays]
+        sent[within] = float(of_host)
+        for weight, right in zip(weights, expected, strict=True):
+            np.testing.assert_allclose(weight, right, rtol=2e-4, atol=1e-5)
+    assert DIVIDED < sent["host"] < 1.2 * DIVIDED
+    assert 3 * DIVIDED < sent["job"] < 3.3 * DIVIDED
+
+
+def assert_alike(weights: Path, workers: int) -> None:
+    """Asserts that all workers have the same bits."""
+    with np.load(f"{weights}-0.npz") as first:
+        for rank in range(1, workers):
+            with np.load(f"{weights}-{rank}.npz") as arrays:
+                for name in [*first][1:]:
+                    np.testing.assert_array_equal(arrays[name], first[name])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dtrain.base.free_memory import free_memory
 from dtrain.errors import ConfigurationError, TaskTimeoutError
 from dtrain.optim import batch_finder, largest_batch
 from dtrain.optim.batch_trial import BatchTrial
@@ -107,8 +108,8 @@ def test_what_cannot_travel() -> None:
 
 
 def test_the_machines_free_memory() -> None:
-    assert 100_000_000 < batch_finder.free_memory() < 1 << 50
+    assert 100_000_000 < free_memory() < 1 << 50
 
 
 def test_free_memory_where_no_cgroups_are_shown(tmp_path: Path) -> None:
-    assert 100_000_000 < batch_finder.free_memory(tmp_path / "cgroup") < 1 << 50
+    assert 100_000_000 < free_memory(tmp_path / "cgroup") < 1 << 50

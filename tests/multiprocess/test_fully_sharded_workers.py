@@ -49,10 +49,12 @@ def saved_and_loaded(strategy: Any, folder: Path) -> list[bool]:
     made.fit(X, X[:, :1], **HOW, callbacks=callbacks)
     weights = made.get_weights()
     made.save(folder / "model.keras")
+    made.save(folder / "unzipped", zipped=False)
     made.save_weights(folder / "model.weights.h5")
     dtrain.barrier()
     with strategy.scope():
-        loaded = [keras.models.load_model(folder / name) for name in ("model.keras", "best.keras")]
+        names = ("model.keras", "best.keras", "unzipped")
+        loaded = [keras.models.load_model(folder / name) for name in names]
     made.set_weights([weight * 0 for weight in weights])
     made.load_weights(folder / "model.weights.h5")
     return [

@@ -39,7 +39,7 @@ def read_whole(directory: Path) -> Any:
     if not found:
         return None
     try:
-        read = {name: value.numpy().tolist() for name, value in read_share(found[0], 0).items()}
+        read = {name: value.read().numpy().tolist() for name, value in read_share(found[0], 0).items()}
     except CheckpointError:
         return None
     return found[0].step, found[0].notes, read
@@ -230,7 +230,7 @@ def test_a_full_disk_keeps_what_is_whole_and_is_tried_again(tmp_path: Path, open
         written.save(5, large)
         assert written.wait() and written.take_problem() is None
         assert steps(disk) == [5, 3]
-        assert np.array_equal(read_share(committed(str(disk))[0], 0)["weights"], large["weights"])
+        assert np.array_equal(read_share(committed(str(disk))[0], 0)["weights"].read(), large["weights"])
 
 
 def test_a_disk_may_be_full_at_any_page(tmp_path: Path, open_store: Any) -> None:
@@ -251,7 +251,7 @@ def test_a_disk_may_be_full_at_any_page(tmp_path: Path, open_store: Any) -> None
             outcomes.append(not failed)
             assert (step in [each.step for each in found]) == (not failed)
             for each in found:
-                assert np.array_equal(read_share(each, 0)["weights"], state["weights"])
+                assert np.array_equal(read_share(each, 0)["weights"].read(), state["weights"])
             remove_all(str(disk))
             disk.mkdir(exist_ok=True)
     assert outcomes[0] is False and outcomes[-1] is True, outcomes

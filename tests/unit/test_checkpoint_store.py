@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import threading
+import tracemalloc
 import weakref
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ import pytest
 import tensorflow as tf
 
 from checkpoint_stores import directories, saved, steps, tensors
+from dtrain.checkpoint import tensor_file
 from dtrain.checkpoint.store import CheckpointStore
 from dtrain.checkpoint.stored import committed, read_share, remove_all, remove_uncommitted
+from dtrain.checkpoint.variables import Entry, StoredValue
 from dtrain.errors import CheckpointError, ConfigurationError
 from refusals import refused
 
@@ -46,7 +49,7 @@ def test_all_kinds_of_tensors_come_back_to_the_bit(tmp_path: Path, open_store: A
     (found,) = committed(str(tmp_path))
     assert (found.step, found.serial, found.writers, found.token) == (7, 0, 1, "a")
     assert found.notes == {"global_batch": 64, "places": [1, None, 0.1]}
-    read = read_share(found, 0)
+    read = {name: stored.read() for name, stored in read_share(found, 0).items()}
     assert set(read) == set(state)
     for name, value in state.items():
         assert read[name].dtype == value.dtype and read[name].shape == value.shape, name
@@ -55,6 +58,55 @@ def test_all_kinds_of_tensors_come_back_to_the_bit(tmp_path: Path, open_store: A
             there.tolist() == here.tolist() if value.dtype == tf.string else there.tobytes() == here.tobytes()
         )
         assert same, name
+
+
+def test_one_tensor_of_a_share_is_in_memory_at_a_time(tmp_path: Path, open_store: Any) -> None:
+    written = open_store(tmp_path)
+    written.save(1, {str(number): tf.zeros([1 << 18]) for number in range(20)})
+    assert written.wait()
+    (checkpoint,) = committed(str(tmp_path))
+    tracemalloc.start()
+    stored = read_share(checkpoint, 0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(stored) == 20 and peak < 5 << 20  # of 20 MiB
+
+
+def test_a_tensor_that_is_written_is_let_go_at_once() -> None:
+    waiting = {str(number): tf.zeros([5]) for number in range(3)}
+    left: list[int] = []
+
+    class Noted:
+        def write(self, content: memoryview) -> None:
+            left.append(len(waiting))
+
+    tensor_file.write(Noted(), waiting)
+    assert left == [2, 1, 0]
+
+
+class Part:
+    """A stored tensor that notes when it is read."""
+
+    def __init__(self, value: Any, seen: list[Any]) -> None:
+        self.value = tf.constant(value)
+        self.seen = seen
+
+    def read(self) -> Any:
+        self.seen.append(self.value)
+        return self.value
+
+
+def test_of_a_divided_weight_only_the_parts_that_are_needed_are_read() -> None:
+    whole = np.arange(42.0).reshape(7, 6)
+    seen: list[Any] = []
+    parts = {f"own/0/{replica}": Part(rows, seen) for replica, rows in enumerate(np.array_split(whole, 3))}
+    stored = StoredValue(0, Entry("kernel", (7, 6), "float64", "divided:0"), parts, 3)  # type: ignore[arg-type]
+    assert (stored.rows(0, 4, 7).numpy() == whole[4:7]).all() and len(seen) == 2
+    assert (stored.rows(1, 2, 5).numpy() == whole[:, 2:5]).all() and len(seen) == 5
+    assert (stored.whole().numpy() == whole).all()
+    parts["own/0/1"] = parts["own/0/0"]
+    with pytest.raises(CheckpointError, match="another part 1 of kernel"):
+        stored.whole()
 
 
 def test_notes_that_json_cannot_hold_leave_the_store_usable(tmp_path: Path, open_store: Any) -> None:
@@ -98,7 +150,7 @@ def test_a_variable_that_goes_on_leaves_the_checkpoint_alone(
     go_on.set()
     assert written.wait()
     assert not written.busy
-    read = read_share(committed(str(tmp_path))[0], 0)["variable"]
+    read = read_share(committed(str(tmp_path))[0], 0)["variable"].read()
     assert np.array_equal(read, np.arange(1000.0))
 
 
@@ -133,7 +185,8 @@ def test_a_checkpoint_counts_when_all_writers_have_written(tmp_path: Path, open_
     assert first.wait()
     assert first.last_committed == 5 and second.last_committed is None
     (found,) = committed(str(tmp_path))
-    assert [read_share(found, share)["python"].numpy() for share in (0, 1)] == [b"state of 0", b"state of 1"]
+    read = [read_share(found, share)["python"].read().numpy() for share in (0, 1)]
+    assert read == [b"state of 0", b"state of 1"]
 
 
 def test_shares_of_another_attempt_do_not_count(tmp_path: Path, open_store: Any) -> None:

@@ -198,6 +198,54 @@ def test_a_worker_that_scatters_while_others_sum_is_an_error() -> None:
         assert "a reduce-scatter" in str(error) and "an all-reduce" in str(error)
 
 
+def test_some_workers_make_calls_alone_between_those_of_all() -> None:
+    groups = {0: (0, 2), 1: (1, 3), 2: (0, 2), 3: (1, 3)}
+    of_rank = [np.random.default_rng(rank).normal(size=(4, 5)).astype("float32") for rank in range(4)]
+
+    def work(calls: Calls) -> list[list[np.ndarray]]:
+        mine, (one, other) = of_rank[calls.rank], groups[calls.rank]
+        among = calls.among((one, other))
+        gathered = among.gather([mine[: calls.rank + 1], mine])
+        total = calls.sum(mine)
+        waited = calls.waited
+        sums = among.sums([mine, mine[:1]])
+        assert calls.waited > waited and (among.rank, among.size) == ((one, other).index(calls.rank), 2)
+        own = among.scattered_sums([mine], [(3, 1)])
+        assert total.tobytes() == calls.sum(mine).tobytes()
+        return [gathered, sums, own]
+
+    for rank, (gathered, sums, own) in enumerate(together(pairs(4), work)):
+        one, other = groups[rank]
+        first, second = of_rank[one], of_rank[other]
+        np.testing.assert_array_equal(gathered[0], np.concatenate([first[: one + 1], second[: other + 1]]))
+        np.testing.assert_array_equal(gathered[1], np.concatenate([first, second]))
+        np.testing.assert_array_equal(sums[0], first + second)
+        np.testing.assert_array_equal(sums[1], (first + second)[:1])
+        np.testing.assert_array_equal(own[0], (first + second)[slice(3) if rank == one else slice(3, 4)])
+
+
+def test_one_worker_alone_makes_calls_that_send_nothing() -> None:
+    def work(calls: Calls) -> list[np.ndarray]:
+        alone = calls.among([calls.rank])
+        values = [np.full(3, calls.rank), np.full(10_000, calls.rank)]
+        return [*alone.sums(values), *alone.gather(values), *alone.scattered_sums(values[:1], [(3,)])]
+
+    for rank, found in enumerate(together(pairs(2), work)):
+        assert all((each == rank).all() for each in found) and [len(each) for each in found][-1] == 3
+
+
+def test_a_call_of_some_workers_is_not_taken_for_one_of_all() -> None:
+    def work(calls: Calls) -> Any:
+        return (calls.among((0, 1)) if calls.rank == 0 else calls).sum(np.ones(3))
+
+    errors = [
+        error for error in together(pairs(3), work) if isinstance(error, PeerMismatchError | PeerMissingError)
+    ]
+    assert any(
+        "worker 0 at an all-reduce of 24 bytes with some workers alone" in str(error) for error in errors
+    )
+
+
 class Counted(SocketCalls):
     """Counts its exchanges of messages and the bytes that it sends."""
 

@@ -152,6 +152,7 @@ def _no_record(path: Path) -> None:
 def _odd_record(path: Path) -> None:
     odd = {"replicas": "two", "epochs": None, "final_metrics": [1], "versions": 3, "input": 1, "command": 7}
     record = {**json.loads((path / "run.json").read_text()), **odd, "strategy": {"a": 1}, "workers": 10**400}
+    record["divided"] = {"parameters": [1], "optimizer": {"whole": 10**400, "replica": "x"}}
     (path / "run.json").write_text(json.dumps(record))
 
 

@@ -130,6 +130,7 @@ _SYSTEM = "files of the system, such as those of /proc"
 _PACKAGE = "files of the package itself"
 ALLOWED = {
     "base/safe_files.py": "is the way",
+    "base/free_memory.py": _SYSTEM,
     "task/channel.py": _SYSTEM,
     "checkpoint/callback_state.py": "truncates what `safe_files` has opened",
     "checkpoint/preemption.py": _SYSTEM,
@@ -161,7 +162,6 @@ ALLOWED = {
     "launch/spawn.py": _OWN,
     "monitor/report/markup.py": _PACKAGE,
     "monitor/run_directory.py": "opens folders to lock them",
-    "optim/batch_finder.py": _SYSTEM,
     "optim/batch_trial.py": _SYSTEM,
     "strategies/machine.py": _SYSTEM,
     "upstream/tested_versions.py": _PACKAGE,

@@ -151,9 +151,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
             )
         checkpoint, epochs = self._newest(model)
         if checkpoint is not None:
-            TrainingVariables(model).restore_weights(
-                checkpoint.table, checkpoint.tensors, checkpoint.replicas
-            )
+            TrainingVariables(model).restore_weights(checkpoint.table, checkpoint.tensors)
         return epochs
 
     def epochs_done(self, model: Any) -> int:

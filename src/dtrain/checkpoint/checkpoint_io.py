@@ -9,7 +9,8 @@ from __future__ import annotations
 import abc
 import contextlib
 import io
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from dtrain.checkpoint import layout, tensor_file
@@ -38,6 +39,11 @@ class CheckpointIO(abc.ABC):
                 f"{path} has {size} bytes; a file of its kind has at most {most}.", hint=layout.HINT
             )
         return self.read(path)
+
+    def reader(self, path: str) -> Callable[[int, int], bytes]:
+        """A function that returns bytes of a file: so many from a place. This one keeps the whole content."""
+        content = self.read(path)
+        return lambda begin, size: content[begin : begin + size]
 
     @abc.abstractmethod
     def size(self, path: str) -> int:
@@ -89,19 +95,26 @@ class CheckpointIO(abc.ABC):
         """The path as it is used from every working directory."""
         return path
 
-    def write_tensors(self, prefix: str, tensors: Mapping[str, Any]) -> None:
-        """Writes tensors to `<prefix>.data`, and the list of them to `<prefix>.index`."""
+    def write_tensors(self, prefix: str, tensors: dict[str, Any]) -> None:
+        """Writes tensors to `<prefix>.data`, and the list of them to `<prefix>.index`; empties `tensors`."""
         index, data = layout.tensor_files(prefix)
         with self.output(data) as output:
             entries = tensor_file.write(output, tensors)
         self.write(index, layout.encode({"version": layout.VERSION, "tensors": entries}))
 
-    def read_tensors(self, prefix: str) -> dict[str, Any]:
-        """The tensors that `write_tensors` wrote, by name, on the CPU; `CheckpointError` if they differ."""
+    def read_tensors(self, prefix: str) -> dict[str, tensor_file.StoredTensor]:
+        """The tensors that `write_tensors` wrote, by name; `CheckpointError` if that is not their list."""
         index, data = layout.tensor_files(prefix)
         entries: Any = layout.decode(self.read_at_most(index, layout.MOST_BYTES), index).get("tensors")
         try:
-            content = self.read_at_most(data, tensor_file.size_of(entries))
-            return tensor_file.read(content, entries)
-        except (ValueError, TypeError, MemoryError) as error:
+            whole = tensor_file.size_of(entries)
+        except ValueError as error:
             raise CheckpointError(f"{data} was changed: {error}.", hint=layout.HINT) from error
+        if self.size(data) != whole:
+            raise CheckpointError(f"{data} was changed: it does not have {whole} bytes.", hint=layout.HINT)
+        reader = self.reader(data)
+        begins = itertools.accumulate((entry["size"] for entry in entries), initial=0)
+        return {
+            entry["name"]: tensor_file.StoredTensor(data, entry, begin, reader)
+            for entry, begin in zip(entries, begins, strict=False)
+        }

@@ -17,7 +17,7 @@ from dtrain.base.log import logger
 from dtrain.checkpoint.group import Group
 from dtrain.checkpoint.layout import HINT
 from dtrain.checkpoint.stored import StoredCheckpoint, committed, read_share
-from dtrain.checkpoint.tensor_file import is_count
+from dtrain.checkpoint.tensor_file import StoredTensor, is_count
 from dtrain.checkpoint.variables import AGGREGATIONS, Entry, TrainingVariables
 from dtrain.data.unpickling import dump_arrays, load_arrays
 from dtrain.environments import settings
@@ -30,7 +30,7 @@ _MOST = 10**6  # workers or replicas
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint that was read into memory.
+    """A checkpoint of which all files were read once, and found to be whole.
 
     Attributes:
         path: the directory of the checkpoint.
@@ -44,7 +44,8 @@ class LoadedCheckpoint:
         boundary: whether it was taken between two epochs.
         finished: whether training was complete.
         table: the variables in the checkpoint.
-        tensors: the tensors of all shares by name: the variables' values and the workers' states.
+        tensors: the tensors of all shares by name: the variables' values and the workers' states. Each is
+            read when it is asked for.
     """
 
     path: str
@@ -58,7 +59,7 @@ class LoadedCheckpoint:
     boundary: bool
     finished: bool
     table: list[Entry]
-    tensors: dict[str, Any]
+    tensors: dict[str, StoredTensor]
 
     def worker(self, number: int) -> dict[str, Any]:
         """The state of a worker; that of another worker if the checkpoint has none of this worker.
@@ -70,8 +71,8 @@ class LoadedCheckpoint:
         others = sorted(name for name in self.tensors if name.startswith("worker/"))
         problem = "it is missing"
         try:
-            raw = self.tensors[key if key in self.tensors or not others else others[0]]
-            state = load_arrays(raw.numpy() if hasattr(raw, "numpy") else raw.item())
+            stored = self.tensors[key if key in self.tensors or not others else others[0]]
+            state = load_arrays(stored.read().numpy())
             if isinstance(state, dict):
                 return state
             problem = f"it is a {type(state).__name__}"
@@ -211,7 +212,7 @@ def _read(
     checkpoint: StoredCheckpoint, worker: int, check: Callable[[dict[str, Any]], bool] | None
 ) -> tuple[LoadedCheckpoint | None, str]:
     """Reads a checkpoint; None and a sentence if it was damaged, or says what dtrain never writes."""
-    tensors: dict[str, Any] = {}
+    tensors: dict[str, StoredTensor] = {}
     try:
         _check_notes(checkpoint)
         for share in range(checkpoint.writers):
@@ -253,7 +254,7 @@ def _is_entry(entry: Any) -> bool:
     return apart in ("", *AGGREGATIONS) or Entry.from_list(entry).divided_dim is not None
 
 
-def _has_tensors_of(table: Sequence[Entry], tensors: dict[str, Any]) -> bool:
+def _has_tensors_of(table: Sequence[Entry], tensors: dict[str, StoredTensor]) -> bool:
     """Whether each tensor is the state of a worker, or has the shape and dtype of a variable in the table."""
     for name, tensor in tensors.items():
         kind, _, number = name.partition("/")
@@ -263,11 +264,11 @@ def _has_tensors_of(table: Sequence[Entry], tensors: dict[str, Any]) -> bool:
         if not number.isdecimal() or len(number) > 9 or int(number) >= len(table):
             return False
         entry = table[int(number)]
-        shape = list(tensor.shape)
+        shape = list(tensor.entry["shape"])
         dim = entry.divided_dim
         if dim is not None and len(shape) == len(entry.shape) and shape[dim] <= entry.shape[dim]:
             shape[dim] = entry.shape[dim]
-        if (tuple(shape), tensor.dtype.name) != (entry.shape, entry.dtype):
+        if (tuple(shape), tensor.entry["dtype"]) != (entry.shape, entry.dtype):
             return False
     return True
 
@@ -286,7 +287,7 @@ def _wrong(checkpoint: StoredCheckpoint, what: str) -> CheckpointError:
     return CheckpointError(f"{checkpoint.path} cannot be used: {what}.", hint=HINT)
 
 
-def _loaded(checkpoint: StoredCheckpoint, tensors: dict[str, Any]) -> LoadedCheckpoint:
+def _loaded(checkpoint: StoredCheckpoint, tensors: dict[str, StoredTensor]) -> LoadedCheckpoint:
     notes = checkpoint.notes
     return LoadedCheckpoint(
         path=checkpoint.path,

@@ -9,7 +9,7 @@ import contextlib
 import errno
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,21 @@ class TensorFlowFiles(CheckpointIO):
 
     def read(self, path: str) -> bytes:
         """The content of a file."""
-        with _gfile().GFile(path, "rb") as file:
+        with self._opened(path) as file:
             return bytes(file.read())
+
+    def reader(self, path: str) -> Callable[[int, int], bytes]:
+        """A function that reads bytes of a file: so many from a place."""
+
+        def read(begin: int, size: int) -> bytes:
+            with self._opened(path) as file:
+                file.seek(begin)
+                return bytes(file.read(size))
+
+        return read
+
+    def _opened(self, path: str) -> Any:
+        return _gfile().GFile(path, "rb")
 
     def remove(self, path: str) -> None:
         """Deletes a file; a missing file is no error."""
@@ -100,6 +113,9 @@ class LocalFiles(TensorFlowFiles):
     def read(self, path: str) -> bytes:
         """The content of a file."""
         return self.read_at_most(path, self.size(path))
+
+    def _opened(self, path: str) -> Any:
+        return safe_files.open_to_read(_plain(path))
 
     def read_at_most(self, path: str, most: int) -> bytes:
         """The content of a regular file; `UnsafeFileError` if it is something else, or larger."""

@@ -212,8 +212,6 @@ class CheckpointStore:
         share = self._write_share(path, save.tensors)
         size = sum(file["size"] for file in share.values())
         self.last_written = Written(save.name.step, size, time.monotonic() - began)
-        # Without these references, TensorFlow can update the variables in place again.
-        save.tensors.clear()
         if self._writer == 0:
             others = self._wait_for_others(path, self._patience + 10 * (time.monotonic() - began))
             self._fence()
@@ -222,7 +220,7 @@ class CheckpointStore:
             self._announce(save.name.step)
             self._remove_older(save.name)
 
-    def _write_share(self, path: str, tensors: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    def _write_share(self, path: str, tensors: dict[str, Any]) -> dict[str, dict[str, int]]:
         prefix = layout.share_prefix(self._writer, self._writers)
         share: dict[str, dict[str, int]] = {}
         if tensors:

@@ -13,7 +13,7 @@ from typing import Any
 from dtrain.base.log import logger
 from dtrain.checkpoint import layout
 from dtrain.checkpoint.storages import join, storage_of
-from dtrain.checkpoint.tensor_file import is_count
+from dtrain.checkpoint.tensor_file import StoredTensor, is_count
 from dtrain.errors import CheckpointError
 
 _HINT = "Use an older checkpoint. If this happens again, check the disk and the network, which may lose data."
@@ -80,15 +80,15 @@ def committed(directory: str) -> list[StoredCheckpoint]:
     )
 
 
-def read_share(checkpoint: StoredCheckpoint, share: int) -> dict[str, Any]:
-    """Reads the tensors of a share, and verifies all checksums.
+def read_share(checkpoint: StoredCheckpoint, share: int) -> dict[str, StoredTensor]:
+    """Reads the tensors of a share, one after another, and verifies all checksums.
 
     Args:
         checkpoint: a checkpoint that `committed` returned.
         share: the number of the writer that wrote the share.
 
     Returns:
-        The tensors by name, as eager tensors on the CPU.
+        The tensors by name. Their values are read once more when they are asked for.
 
     Raises:
         CheckpointError: a file is missing, incomplete or changed.
@@ -101,9 +101,12 @@ def read_share(checkpoint: StoredCheckpoint, share: int) -> dict[str, Any]:
     prefix = join(checkpoint.path, layout.share_prefix(share, checkpoint.writers))
     try:
         _check_files(checkpoint.path, expected, layout.share_prefix(share, checkpoint.writers))
-        return storage_of(prefix).read_tensors(prefix)
+        tensors = storage_of(prefix).read_tensors(prefix)
     except (tf.errors.OpError, OSError, MemoryError) as error:
         raise CheckpointError(f"{prefix} cannot be read: {one_line(error)}", hint=_HINT) from error
+    for tensor in tensors.values():
+        tensor.read()
+    return tensors
 
 
 def remove_uncommitted(directory: str) -> None:

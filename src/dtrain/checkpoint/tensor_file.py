@@ -14,12 +14,15 @@ import math
 import mmap
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from dtrain.base import safe_files
+from dtrain.checkpoint.layout import HINT
+from dtrain.errors import CheckpointError
 
 _CHUNK = 1 << 20  # bytes in one write: a multiple of any disk's block size
 _PIECE = 256 << 10  # bytes that stay in the processor's cache between the checksum and the copy
@@ -34,18 +37,20 @@ class Output(Protocol):
         """Appends bytes."""
 
 
-def write(output: Output, tensors: Mapping[str, Any]) -> list[dict[str, Any]]:
+def write(output: Output, tensors: dict[str, Any]) -> list[dict[str, Any]]:
     """Writes tensors, and returns the list of what was written.
 
     Args:
         output: an empty file.
-        tensors: eager tensors by name, of any shape, of strings or of any dtype of numbers.
+        tensors: eager tensors by name, of any shape, of strings or of any dtype of numbers. Each is taken
+            out when it is written: TensorFlow copies a variable that is assigned while a tensor uses it.
 
     Returns:
         For each tensor its `name`, `dtype`, `shape`, `size` in bytes and `checksum`, in the file's order.
     """
     entries = []
-    for name, tensor in tensors.items():
+    for name in [*tensors]:
+        tensor = tensors.pop(name)
         content = _bytes_of(tensor)
         checksum = 0
         for at in range(0, len(content), _PIECE):
@@ -90,28 +95,42 @@ def is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def read(content: Any, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Reads the tensors in a file, by name, on the CPU.
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file, which is read each time that it is asked for.
 
-    Args:
-        content: all bytes of the file.
-        entries: what `write` returned, as `size_of` accepts it.
-
-    Raises:
-        ValueError: a checksum is wrong, or a tensor is not as described; the message names the tensor.
+    Attributes:
+        path: the file.
+        entry: what `write` returned of it, as `size_of` accepts it.
+        begin: its first byte in the file.
+        reader: returns bytes of the file: so many from a place.
     """
-    tensors: dict[str, Any] = {}
-    everything, at = memoryview(content).cast("B"), 0
-    for entry in entries:
-        part = everything[at : at + entry["size"]]
-        at += entry["size"]
-        if len(part) != entry["size"] or zlib.crc32(part) != entry["checksum"]:
-            raise ValueError(f"the checksum of {entry['name']} is wrong")
+
+    path: str
+    entry: Mapping[str, Any]
+    begin: int
+    reader: Callable[[int, int], bytes]
+
+    def read(self) -> Any:
+        """The tensor, on the CPU.
+
+        Raises:
+            CheckpointError: it cannot be read, its checksum is wrong, or it is not as described.
+        """
+        import tensorflow as tf
+
         try:
-            tensors[entry["name"]] = _tensor_of(part, entry["dtype"], entry["shape"])
-        except Exception as error:  # of a wrong dtype or shape, or of bytes that are no tensor
-            raise ValueError(f"{entry['name']} cannot be read: {type(error).__name__}: {error}") from error
-    return tensors
+            content = self.reader(self.begin, self.entry["size"])
+        except (tf.errors.OpError, OSError, MemoryError) as error:
+            raise CheckpointError(f"{self.path} cannot be read: {error}", hint=HINT) from error
+        name = self.entry["name"]
+        problem = f"the checksum of {name} is wrong"
+        if (len(content), zlib.crc32(content)) == (self.entry["size"], self.entry["checksum"]):
+            try:
+                return _tensor_of(content, self.entry["dtype"], self.entry["shape"])
+            except Exception as error:  # of a wrong dtype or shape, or of bytes that are no tensor
+                problem = f"{name} cannot be read: {type(error).__name__}: {error}"
+        raise CheckpointError(f"{self.path} was changed: {problem}.", hint=HINT)
 
 
 def _bytes_of(tensor: Any) -> memoryview:
@@ -128,17 +147,17 @@ def _bytes_of(tensor: Any) -> memoryview:
     return memoryview(content)
 
 
-def _tensor_of(content: memoryview, dtype: str, shape: Sequence[int]) -> Any:
+def _tensor_of(content: bytes, dtype: str, shape: Sequence[int]) -> Any:
     import tensorflow as tf
 
     kind = tf.as_dtype(dtype)
     with tf.device("CPU:0"):
         if kind == tf.string:
-            described = type(tf.make_tensor_proto("")).FromString(bytes(content))
+            described = type(tf.make_tensor_proto("")).FromString(content)
             # A few bytes could declare a tensor of any size: its last text would be repeated.
             if len(described.string_val) != math.prod(shape):
                 raise ValueError("it has another number of texts than its shape")
-            return tf.reshape(tf.io.parse_tensor(bytes(content), tf.string), shape)
+            return tf.reshape(tf.io.parse_tensor(content, tf.string), shape)
         return tf.constant(np.frombuffer(content, np.uint8).view(kind.as_numpy_dtype).reshape(shape))
 
 

@@ -6,6 +6,7 @@ accumulated gradients or a divided weight, is written by every replica. Files ar
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from dtrain.checkpoint.tensor_file import StoredTensor
 from dtrain.engine.loops.local_state import LocalState
 from dtrain.engine.loops.loop import loop_of
 from dtrain.engine.replica.replica_writes import holds_parts
@@ -21,6 +23,8 @@ from dtrain.errors import CheckpointError
 from dtrain.interfaces.divided_weights import divided_dim
 from dtrain.interfaces.managed_strategy import layout_of, managed
 from dtrain.interfaces.replica_layout import ReplicaLayout
+from dtrain.partition.layouts import WeightRows
+from dtrain.partition.shard_groups import ShardGroups
 from dtrain.upstream import keras_models, keras_optimizers, keras_variables, tf_variables
 from dtrain.upstream.tf_variables import underlying
 
@@ -56,7 +60,7 @@ class Entry:
         """The dimension along which the replicas' parts follow each other; None if they do not."""
         number = self.apart.removeprefix(_DIVIDED)
         known = self.apart.startswith(_DIVIDED) and number.isdecimal() and len(number) < 4
-        return int(number) if known and int(number) < len(self.shape) else None
+        return int(number) if known and any(self.shape[int(number) :][:1]) else None
 
     def as_list(self) -> list[Any]:
         """The entry as a list that JSON can hold."""
@@ -67,6 +71,67 @@ class Entry:
         """The inverse of `as_list`."""
         name, shape, dtype, apart = saved
         return cls(name, tuple(shape), dtype, apart)
+
+
+@dataclass(frozen=True)
+class StoredValue:
+    """The value of a variable in a checkpoint, read when it is asked for.
+
+    Attributes:
+        number: its place in the table.
+        entry: its entry there.
+        tensors: the tensors of the checkpoint, by name.
+    """
+
+    number: int
+    entry: Entry
+    tensors: Mapping[str, StoredTensor]
+
+    @property
+    def shared(self) -> bool:
+        """Whether it is one value for all replicas, whole or divided."""
+        return not self.entry.apart or self.entry.divided_dim is not None
+
+    def part(self, place: int) -> Any:
+        """The part of that number: of a replica, or of a divided weight."""
+        return self._read(f"{_OWN}/{self.number}/{place}")
+
+    def whole(self) -> Any:
+        """The whole value."""
+        dim = self.entry.divided_dim
+        if dim is None:
+            return self._read(f"{_COMMON}/{self.number}")
+        return self.rows(dim, 0, self.entry.shape[dim])
+
+    def rows(self, dim: int, begin: int, end: int) -> Any:
+        """The entries of a dimension from `begin` to before `end`: only parts that have some are read."""
+        divided = self.entry.divided_dim
+        if divided is None:
+            return tf.gather(self.whole(), tf.range(begin, end), axis=dim)
+        names = (f"{_OWN}/{self.number}/{place}" for place in itertools.count())
+        parts = sum(1 for _ in itertools.takewhile(self.tensors.__contains__, names))
+        rows = []
+        for place, (first, last) in enumerate(WeightRows(self.entry.shape[divided]).bounds(max(parts, 1))):
+            own = (max(begin, first) - first, min(end, last) - first) if dim == divided else (begin, end)
+            if own[0] >= own[1]:
+                continue
+            part = self.part(place)
+            if part.shape[divided] != last - first:
+                raise self._lacking(f"another part {place}")
+            rows.append(tf.gather(part, tf.range(*own), axis=dim))
+        return tf.concat(rows, axis=divided)
+
+    def _read(self, name: str) -> Any:
+        if name not in self.tensors:
+            raise self._lacking("no value")
+        return self.tensors[name].read()
+
+    def _lacking(self, what: str) -> CheckpointError:
+        return CheckpointError(
+            f"The checkpoint holds {what} of {self.entry.name}.",
+            hint="It was written by another version, or is incomplete: delete it, or give this run "
+            "another directory.",
+        )
 
 
 class TrainingVariables:
@@ -120,9 +185,15 @@ class TrainingVariables:
                 hint="give all workers a directory on a file system that they share",
             )
         tensors = {}
+        turns = itertools.cycle(range(len(self._shards.groups)))
         for i, owner in enumerate(self._writers(writers)):
             variable = self._variables[i]
-            if self._apart(variable):
+            if _dim_of(variable) is not None:
+                # Several shard groups hold the same parts: they take turns to write a variable.
+                if next(turns) == self._shards.number:
+                    for place, part in self._divided_parts(variable):
+                        tensors[f"{_OWN}/{i}/{place}"] = part.value()
+            elif self._apart(variable):
                 for replica, part in self._parts(variable):
                     tensors[f"{_OWN}/{i}/{replica}"] = part.value()
             elif (holder := owner_of(self._optimizer, variable)) is not None:
@@ -159,12 +230,12 @@ class TrainingVariables:
                     hint=hint,
                 )
 
-    def restore(self, table: Sequence[Entry], tensors: Mapping[str, Any], replicas: int) -> None:
+    def restore(self, table: Sequence[Entry], tensors: Mapping[str, StoredTensor], replicas: int) -> None:
         """Assigns a checkpoint's values to the variables of this process's replicas, without communication.
 
         Args:
             table: the checkpoint's table.
-            tensors: the tensors of all shares of the checkpoint, by name.
+            tensors: the tensors of all shares of the checkpoint, by name; one is read at a time.
             replicas: how many replicas wrote the checkpoint.
 
         Raises:
@@ -172,26 +243,24 @@ class TrainingVariables:
         """
         kept_apart = False
         for i, (variable, entry) in enumerate(zip(self._variables, table, strict=True)):
-            if not entry.apart:
-                self._write_common(i, variable, tensors)
-                continue
-            if entry.divided_dim is not None:
-                self._write_divided(i, variable, entry, tensors, replicas)
+            stored = StoredValue(i, entry, tensors)
+            if stored.shared:
+                self._write_shared(variable, stored)
                 continue
             same = replicas == self._layout.replicas and self._is_distributed(variable)
             # A folder that only this worker uses holds only the parts of its own replicas.
             wanted = [replica for replica, _ in self._parts(variable)] if same else range(replicas)
-            parts = {r: _required(tensors, f"{_OWN}/{i}/{r}", entry.name) for r in wanted}
+            parts = {replica: stored.part(replica) for replica in wanted}
             if id(underlying(variable)) in self._accumulators:
                 kept_apart = self._write_accumulator(variable, parts, same=same) or kept_apart
             else:
                 self._write_parts(variable, parts, entry.apart, same=same)
         self._local().restore(apart=kept_apart)
 
-    def restore_weights(self, table: Sequence[Entry], tensors: Mapping[str, Any], replicas: int) -> None:
+    def restore_weights(self, table: Sequence[Entry], tensors: Mapping[str, StoredTensor]) -> None:
         """Assigns the model's own variables only; metrics and optimizer need not be built.
 
-        The arguments are those of `restore`.
+        The arguments are as those of `restore`.
 
         Raises:
             CheckpointError: the checkpoint is of another model, or lacks a value.
@@ -199,10 +268,8 @@ class TrainingVariables:
         count = len(_plain(self._model.variables))
         self.check(table, count)
         for i, (variable, entry) in enumerate(zip(self._variables[:count], table, strict=False)):
-            if not entry.apart:
-                self._write_common(i, variable, tensors)
-            elif entry.divided_dim is not None:
-                self._write_divided(i, variable, entry, tensors, replicas)
+            if (stored := StoredValue(i, entry, tensors)).shared:
+                self._write_shared(variable, stored)
 
     # --- what kind of variable it is
 
@@ -231,6 +298,14 @@ class TrainingVariables:
         for local, part in enumerate(underlying(variable).values):
             yield self._layout.first_replica + local, part
 
+    @property
+    def _shards(self) -> ShardGroups:
+        return self._layout.shard_groups or ShardGroups(((self._layout.worker,),))
+
+    def _divided_parts(self, variable: Any) -> Iterator[tuple[int, Any]]:
+        """The parts of a divided weight that this process holds, with their numbers."""
+        return zip(self._shards.places, underlying(variable).values, strict=True)
+
     def _writers(self, writers: int) -> list[int]:
         if writers not in self._owners:
             sizes = [int(np.prod(_shape(v), dtype=np.int64)) for v in self._variables]
@@ -239,37 +314,24 @@ class TrainingVariables:
 
     # --- writing values
 
-    def _write_common(self, number: int, variable: Any, tensors: Mapping[str, Any]) -> None:
+    def _write_shared(self, variable: Any, stored: StoredValue) -> None:
         holder = owner_of(self._optimizer, variable)
         if holder is not None and not self._is_here(holder):
             return
-        value = _required(tensors, f"{_COMMON}/{number}", _name(variable))
         tf_variable = underlying(variable)
-        if not isinstance(tf_variable, tf.distribute.DistributedValues) or _dim_of(variable) is not None:
+        dim = divided_dim(tf_variable)
+        if dim is not None:
+            bounds = self._shards.bounds(WeightRows(int(tf_variable.shape[dim])))
+            for own, part in zip(bounds, tf_variable.values, strict=True):
+                part.assign(stored.rows(dim, *own))
+            return
+        value = stored.whole()
+        if not self._is_distributed(variable):
             tf_variable.assign(value)
             return
         apart = holds_parts(variable)  # one device wrote the whole: replica 0 gets it, the others get zeros
         for replica, part in {id(part): (replica, part) for replica, part in self._parts(variable)}.values():
             part.assign(tf.zeros_like(part) if apart and replica else value)
-
-    def _write_divided(
-        self, number: int, variable: Any, entry: Entry, tensors: Mapping[str, Any], replicas: int
-    ) -> None:
-        """Assigns a weight that the replicas which wrote the checkpoint had divided."""
-        parts = {r: _required(tensors, f"{_OWN}/{number}/{r}", entry.name) for r in range(replicas)}
-        dim = entry.divided_dim
-        if replicas == self._layout.replicas and _dim_of(variable) == dim:
-            for replica, part in self._parts(variable):
-                part.assign(parts[replica])
-            return
-        whole = tf.concat([parts[replica] for replica in range(replicas)], axis=dim)
-        if tuple(whole.shape) != entry.shape:
-            raise CheckpointError(
-                f"The checkpoint's parts of {entry.name} have the shape {tuple(whole.shape)} together, not "
-                f"{entry.shape}.",
-                hint="Delete it, or give this run another directory.",
-            )
-        self._write_common(number, variable, {f"{_COMMON}/{number}": whole})
 
     def _is_distributed(self, variable: Any) -> bool:
         return isinstance(underlying(variable), tf.distribute.DistributedValues)
@@ -337,16 +399,6 @@ def _name(variable: Any) -> str:
 
 def _shape(variable: Any) -> tuple[int, ...]:
     return tuple(int(n) for n in variable.shape)
-
-
-def _required(tensors: Mapping[str, Any], name: str, variable: str) -> Any:
-    if name not in tensors:
-        raise CheckpointError(
-            f"The checkpoint holds no value of {variable}.",
-            hint="It was written by another version, or is incomplete: delete it, or give this run "
-            "another directory.",
-        )
-    return tensors[name]
 
 
 def _joined(parts: dict[int, Any], kind: str) -> Any:

@@ -24,7 +24,8 @@ import numpy as np
 from dtrain.errors import DataError, PeerMismatchError
 
 _SUM, _GATHER, _BROADCAST, _SCATTER = 1, 2, 3, 4
-_KINDS = 0xFF  # the bits of a kind that name the call; the next ones hold `_mark`
+_KINDS = 0x7F  # the bits of a kind that name the call
+_OF_SOME = 0x80  # set in a call of some workers alone; the next bits hold `_mark`
 _OPERATION = 40  # the first bit of a kind that holds the number of the program's operation, up to the last
 _NAMES = {
     _SUM: "an all-reduce",
@@ -81,6 +82,7 @@ class Calls(abc.ABC):
         self.waited = 0.0
         self.operation: Callable[[], int] = lambda: 0
         self.explain: Callable[[], None] = lambda: None
+        self._numbers_in_job: Sequence[int] = range(size)  # the workers' numbers in the job
         self._lock = threading.Lock()
         self._buffers = Buffers()
         self._scratch = np.empty(0, np.uint8)
@@ -185,6 +187,14 @@ class Calls(abc.ABC):
             self._send_first(raw(result))
             return result
 
+    def among(self, workers: Sequence[int]) -> Calls:
+        """The calls that some workers make alone; they and these must be made in one order.
+
+        Args:
+            workers: their numbers, of which this worker's is one; they get new numbers, in this order.
+        """
+        return self if len(workers) == self.size else CallsAmong(self, workers)
+
     def _in_operation(self, kind: int) -> int:
         """A kind of call, with the number of the operation in which it is made."""
         return kind | self.operation() << _OPERATION
@@ -207,9 +217,18 @@ class Calls(abc.ABC):
     def _barrier(self, kind: int, size: int) -> None:
         """The barrier: returns when all workers are at the same call; adds to `waited`."""
         begun = time.perf_counter()
-        everyone = self._from_all(np.array([kind, size], np.int64))
+        headers = self._headers(kind, size, range(self.size))
         self.waited += time.perf_counter() - begun
-        self._compare([header.tolist() for header in everyone])
+        self._compare(headers)
+
+    def _headers(self, kind: int, size: int, workers: Sequence[int]) -> list[list[int]]:
+        """Exchanges the kind and size of a call with some workers; returns those of all of these."""
+        mine = np.array([kind, size], np.int64)
+        headers = [np.empty_like(mine) if r in workers else None for r in range(self.size)]
+        others = self._for_others([None if header is None else raw(header) for header in headers])
+        self._swap([None if place is None else raw(mine) for place in others], others)
+        headers[self.rank] = mine
+        return [header.tolist() for header in headers if header is not None]
 
     def _barrier_with(self, kind: int, value: np.ndarray) -> list[np.ndarray]:
         """As `_barrier`, and exchanges vectors of up to `WHOLE_BYTES` bytes.
@@ -239,7 +258,7 @@ class Calls(abc.ABC):
         )
         return values
 
-    def _for_others(self, each: list[np.ndarray]) -> Parts:
+    def _for_others(self, each: Sequence[np.ndarray | None]) -> Parts:
         """Replaces this worker's entry in a list by worker with None."""
         return [None if r == self.rank else value for r, value in enumerate(each)]
 
@@ -307,6 +326,9 @@ class Calls(abc.ABC):
 
     @staticmethod
     def _sum_of(terms: list[np.ndarray], total: np.ndarray) -> None:
+        if len(terms) == 1:
+            np.copyto(total, terms[0])
+            return
         wide = np.empty(total.shape, np.float32) if is_narrow(total) else total
         np.add(terms[0], terms[1], out=wide, dtype=wide.dtype)
         for term in terms[2:]:
@@ -328,14 +350,54 @@ class Calls(abc.ABC):
         units = {_GATHER: "arrays"}
         at = ", ".join(
             f"worker {r} at {_NAMES.get(kind & _KINDS, 'something else')} of {size} "
-            f"{units.get(kind & _KINDS, 'bytes')}"
-            for r, (kind, size) in enumerate(everyone)
+            f"{units.get(kind & _KINDS, 'bytes')}{' with some workers alone' if kind & _OF_SOME else ''}"
+            for r, (kind, size) in zip(self._numbers_in_job, everyone, strict=True)
         )
         raise PeerMismatchError(
             f"The workers are not at the same point of the program: {at}.",
             hint="every worker must run the same steps, on values of the same shapes, and its data must have "
             "the same number of batches",
         )
+
+
+class CallsAmong(Calls):
+    """Collective calls of some workers, over the connections of all.
+
+    Args:
+        calls: the calls of all workers.
+        workers: the numbers of the workers.
+    """
+
+    def __init__(self, calls: Calls, workers: Sequence[int]) -> None:
+        super().__init__([*workers].index(calls.rank), len(workers))
+        self.operation, self.explain = calls.operation, calls.explain
+        self._numbers_in_job = workers
+        self._calls = calls
+        self._lock = calls._lock  # the messages of two calls must not mix
+
+    def _in_operation(self, kind: int) -> int:
+        return super()._in_operation(kind | _OF_SOME)
+
+    def _headers(self, kind: int, size: int, workers: Sequence[int]) -> list[list[int]]:
+        return self._calls._headers(kind, size, [self._numbers_in_job[worker] for worker in workers])
+
+    def _barrier(self, kind: int, size: int) -> None:
+        before = self.waited
+        super()._barrier(kind, size)
+        self._calls.waited += self.waited - before
+
+    def _swap(self, out: Parts, into: Parts) -> None:
+        self._swap_all([out], [into])
+
+    def _swap_all(self, out: Sequence[Parts], into: Sequence[Parts]) -> None:
+        self._calls._swap_all([*map(self._of_all, out)], [*map(self._of_all, into)])
+
+    def _of_all(self, parts: Parts) -> Parts:
+        """Parts by worker of the job."""
+        of_all: Parts = [None] * self._calls.size
+        for worker, part in zip(self._numbers_in_job, parts, strict=True):
+            of_all[worker] = part
+        return of_all
 
 
 def is_narrow(value: np.ndarray) -> bool:

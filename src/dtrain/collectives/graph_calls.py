@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dtrain.collectives.calls import Calls
+from dtrain.collectives.calls import Calls, is_narrow
 from dtrain.errors import DataError
+from dtrain.partition.shard_groups import ShardGroups
 from dtrain.upstream import array_functions, tensorflow_names, tf_tracing, tf_variables
 
 LARGE = 64 * 1024  # bytes: a tensor of at least this size is all-reduced without being packed
@@ -29,17 +30,23 @@ class CallOperations:
 
     Args:
         calls: the collective calls.
+        shard_groups: which workers divide weights among them; None if all do.
     """
 
-    def __init__(self, calls: Calls) -> None:
-        self._calls = calls
+    def __init__(self, calls: Calls, shard_groups: ShardGroups | None = None) -> None:
+        self._calls = self._in_group = calls
+        self._counterparts: Calls | None = None
+        if shard_groups is not None and shard_groups.several:
+            self._in_group = calls.among(shard_groups.own)
+            self._counterparts = calls.among(shard_groups.counterparts)
         self._seconds = 0.0
         self._token = tf_variables.variable_on("CPU:0", 0.0, tf.float32, "communication_token")
-        self._sums, self._gather, self._broadcast = (
+        self._sums, self._gather, self._gather_in_group, self._broadcast = (
             array_functions.ArrayFunction(self._counted(call))
             for call in (
                 lambda *arrays: calls.sums(arrays),
                 lambda *arrays: _gathered(calls, arrays),
+                lambda *arrays: _gathered(self._in_group, arrays),
                 lambda array: [calls.broadcast(array)],
             )
         )
@@ -77,8 +84,12 @@ class CallOperations:
             totals[i].set_shape(value.shape)
         return [totals[i] for i in range(len(values))]
 
-    def gather(self, values: Sequence[Any]) -> list[Any]:
+    def gather(self, values: Sequence[Any], *, in_group: bool = False) -> list[Any]:
         """Gathers the rows of all workers of each tensor, numbers or text, in the workers' order.
+
+        Args:
+            values: the tensors.
+            in_group: whether only the workers of this one's shard group gather theirs.
 
         Raises:
             DataError: a tensor is of another kind, such as a variant.
@@ -89,7 +100,7 @@ class CallOperations:
                     f"Values of {value.dtype.name} cannot be gathered from several workers.",
                     hint="gather numbers or text",
                 )
-        gathered = self._operation(self._gather, values)
+        gathered = self._operation(self._gather_in_group if in_group else self._gather, values)
         for tensor, value in zip(gathered, values, strict=True):
             tensor.set_shape(tf.TensorShape([None]).concatenate(value.shape[1:]))
         return gathered
@@ -99,15 +110,25 @@ class CallOperations:
 
         Args:
             values: the tensors.
-            rows: for each, the numbers of rows of all workers, one after another.
+            rows: for each, the numbers of rows of the workers of a shard group, one after another.
         """
         function = array_functions.ArrayFunction(
-            self._counted(lambda *arrays: self._calls.scattered_sums(arrays, rows))
+            self._counted(lambda *arrays: self._scattered_sums(arrays, rows))
         )
         results = self._operation(function, values)
         for tensor, value, of_all in zip(results, values, rows, strict=True):
-            tensor.set_shape([of_all[self._calls.rank], *value.shape[1:]])
+            tensor.set_shape([of_all[self._in_group.rank], *value.shape[1:]])
         return results
+
+    def _scattered_sums(
+        self, arrays: Sequence[np.ndarray], rows: Sequence[Sequence[int]]
+    ) -> list[np.ndarray]:
+        """Sums in the shard groups, and then what each worker got there over its counterparts."""
+        if self._counterparts is None:
+            return self._in_group.scattered_sums(arrays, rows)
+        wide = [array.astype(np.float32) if is_narrow(array) else array for array in arrays]
+        sums = self._counterparts.sums(self._in_group.scattered_sums(wide, rows))
+        return [total.astype(array.dtype, copy=False) for total, array in zip(sums, arrays, strict=True)]
 
     def broadcast(self, value: Any) -> Any:
         """Returns the first worker's value of a tensor."""

@@ -142,42 +142,39 @@ class MPICalls(Calls):
         self._all_here = np.zeros((self.size, 2), np.int64)
         # One buffer for each worker: a header as `_here`, then a value. This worker's buffer is for sending.
         self._messages = [np.zeros(self._here.nbytes + WHOLE_BYTES, np.uint8) for _ in range(self.size)]
-        self._headers = [message[: self._here.nbytes].view(np.int64) for message in self._messages]
+        self._header_of = [message[: self._here.nbytes].view(np.int64) for message in self._messages]
         self._values = [message[self._here.nbytes :] for message in self._messages]
-        self._others = [r for r in range(self.size) if r != self.rank]
         self._nothing = np.empty(0, np.uint8)
 
-    def _barrier(self, kind: int, size: int) -> None:
-        begun = time.perf_counter()
-        if self.size <= WHOLE_WORKERS:
-            self._messages_of_all(kind, size, self._nothing)
-            self.waited += time.perf_counter() - begun
-            self._compare([header.tolist() for header in self._headers])
-        else:
-            self._here[:] = kind, size
-            request = self._world.Iallgather(self._here, self._all_here)
-            self._wait_for(request.Test)
-            self.waited += time.perf_counter() - begun
-            self._compare(self._all_here.tolist())
+    def _headers(self, kind: int, size: int, workers: Sequence[int]) -> list[list[int]]:
+        if len(workers) < self.size or self.size <= WHOLE_WORKERS:
+            return self._exchange(kind, size, self._nothing, workers)
+        self._here[:] = kind, size
+        request = self._world.Iallgather(self._here, self._all_here)
+        self._wait_for(request.Test)
+        headers: list[list[int]] = self._all_here.tolist()
+        return headers
 
     def _barrier_with(self, kind: int, value: np.ndarray) -> list[np.ndarray]:
         begun = time.perf_counter()
-        self._messages_of_all(kind, value.nbytes, value.view(np.uint8))
+        headers = self._exchange(kind, value.nbytes, value.view(np.uint8), range(self.size))
         self.waited += time.perf_counter() - begun
-        self._compare([header.tolist() for header in self._headers])
+        self._compare(headers)
         return [received[: value.nbytes].view(value.dtype) for received in self._values]
 
-    def _messages_of_all(self, kind: int, size: int, value: np.ndarray) -> None:
-        """Exchanges headers (kind and size of the call) and the bytes of a value with every worker."""
+    def _exchange(self, kind: int, size: int, value: np.ndarray, workers: Sequence[int]) -> list[list[int]]:
+        """Exchanges headers (kind and size of the call) and a value's bytes with workers; their headers."""
         world, messages = self._world, self._messages
-        mine, header = messages[self.rank], self._headers[self.rank]
+        mine, header = messages[self.rank], self._header_of[self.rank]
         header[0], header[1] = kind, size
         self._values[self.rank][: value.nbytes] = value
         out = mine[: header.nbytes + value.nbytes]
         # Receive into the whole buffer: a peer at another call may send a longer message.
-        requests = [world.Irecv(messages[r], r, _BARRIER) for r in self._others]
-        requests += [world.Isend(out, r, _BARRIER) for r in self._others]
+        others = [r for r in workers if r != self.rank]
+        requests = [world.Irecv(messages[r], r, _BARRIER) for r in others]
+        requests += [world.Isend(out, r, _BARRIER) for r in others]
         self._wait_for(lambda: self._request.Testall(requests))
+        return [self._header_of[r].tolist() for r in workers]
 
     def _wait_for(self, done: Callable[[], bool], eager: float = _EAGER_SECONDS) -> None:
         """Waits until `done` returns True; MPI's own waiting would keep the core busy.

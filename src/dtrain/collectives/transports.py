@@ -13,7 +13,6 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.base.log import logger
-from dtrain.base.tcp import split_address
 from dtrain.collectives.calls import Calls
 from dtrain.collectives.graph_calls import CallLauncher, CallOperations
 from dtrain.collectives.mpi import MPI
@@ -146,6 +145,7 @@ def connect(
 
     Raises:
         PeerMismatchError, ConfigurationError, MPIError: as `choose`.
+        ConfigurationError: a shard group has several workers, and the transport cannot gather in it.
     """
     tensorflow = f"TensorFlow {tf.__version__}"
     if layout.workers == 1 or topology is None:
@@ -167,10 +167,16 @@ def connect(
         facts = started
         name, reason = choose(facts)
     calls, library = TRANSPORTS[name].connect(layout, topology, facts)
+    shards = layout.shard_groups
+    if calls is None and shards is not None and shards.several and len(shards.own) > 1:
+        raise ConfigurationError(
+            f"The workers reduce over {name} ({reason}), by TensorFlow's collectives, which all workers must "
+            "make: several workers of a host cannot gather weights alone.",
+            hint='start one worker on each host, with all of its devices, or leave within="host" out',
+        )
     chosen = Communication(name=name, reason=reason, library=library or tensorflow)
     if calls is not None:
-        hosts = [split_address(topology.address_of(task))[0] for task in topology.training_tasks()]
-        chosen = replace(chosen, overlap=overlaps(facts, hosts))
+        chosen = replace(chosen, overlap=overlaps(facts, topology.hosts))
         if (connected := peers.connected()) is not None:
             calls.operation, calls.explain = connected.operation, connected.explain_difference
     if layout.worker == 0:
@@ -192,7 +198,7 @@ def install(
     Returns:
         The calls as operations; None without calls.
     """
-    operations = None if calls is None else CallOperations(calls)
+    operations = None if calls is None else CallOperations(calls, layout.shard_groups)
 
     def launcher(*rest: Any) -> Any:
         if operations is not None:

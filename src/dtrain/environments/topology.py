@@ -123,20 +123,29 @@ class Topology:
 
     @property
     def local_rank(self) -> int:
-        """The number of this process among the training tasks of its host, from 0.
+        """The number of this process among the training tasks of its host, from 0."""
+        return self.local_tasks.index(self.task) if self.has_address else 0
+
+    @property
+    def local_tasks(self) -> tuple[Task, ...]:
+        """The training tasks of this process's host; none if the cluster does not list this process.
 
         A host is what stands before the port in an address. In a coordinated job, and without a rank, tasks
         of this process's own name are counted.
         """
         if not self.has_address:
-            return 0
+            return ()
         if self.is_training_task and not self.is_coordinated:
             tasks = self.training_tasks()
         else:
             tasks = tuple(task for task in self.tasks() if task.job == self.task_type)
         host = split_address(self.address)[0]
-        before = tasks[: tasks.index(self.task)]
-        return sum(split_address(self.address_of(task))[0] == host for task in before)
+        return tuple(task for task in tasks if split_address(self.address_of(task))[0] == host)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The host of each training task: what stands before the port in its address."""
+        return tuple(split_address(self.address_of(task))[0] for task in self.training_tasks())
 
     def servers(self) -> tuple[Task, ...]:
         """The tasks that serve the chief of a coordinated job: workers, then parameter servers."""

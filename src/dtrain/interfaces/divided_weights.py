@@ -11,5 +11,6 @@ from typing import Any
 
 def divided_dim(variable: Any) -> int | None:
     """The dimension along which a variable of TensorFlow is divided; None if each replica has the whole."""
-    dim: int | None = getattr(variable, "dtrain_divided_dim", None)
+    # `getattr` would ask a metric's variable for its value, which all workers sum together.
+    dim: int | None = getattr(variable, "__dict__", {}).get("dtrain_divided_dim")
     return dim

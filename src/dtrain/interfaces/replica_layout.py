@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dtrain.partition.shard_groups import ShardGroups
+
 if TYPE_CHECKING:
     from dtrain.interfaces.gradient_hook import GradientHook
 
@@ -18,8 +20,8 @@ class ReplicaLayout:
         worker: this process' number among them, from 0.
         local_replicas: the number of replicas in this process.
         central: whether weights and optimizer state exist once for all replicas.
-        divided: whether each replica holds a part of the weights and of the optimizer's state
-            (`divided_weights.py`).
+        shard_groups: which workers divide the weights and the optimizer's state among them
+            (`divided_weights.py`); None if each replica holds whole weights.
         sums: names what all-reduces between workers (`Transport.sums`). Results of different ones may differ
             in their last bits. "" with one worker.
         gradient_hook: changes how gradients are reduced; None for a plain all-reduce.
@@ -30,7 +32,7 @@ class ReplicaLayout:
     worker: int = 0
     local_replicas: int = 1
     central: bool = False
-    divided: bool = False
+    shard_groups: ShardGroups | None = None
     sums: str = ""
     gradient_hook: GradientHook | None = None
     cross_device_sums: bool = False
@@ -39,6 +41,11 @@ class ReplicaLayout:
     def replicas(self) -> int:
         """The number of all replicas of the job."""
         return self.workers * self.local_replicas
+
+    @property
+    def divided(self) -> bool:
+        """Whether each replica holds a part of the weights and of the optimizer's state."""
+        return self.shard_groups is not None
 
     @property
     def average_every(self) -> int:

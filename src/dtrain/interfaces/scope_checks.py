@@ -1,7 +1,7 @@
 """Refuses what was made outside of its strategy's scope, before it trains to wrong results.
 
 A strategy tells when it is made and when its scope is entered. Models, optimizers, variables and metrics are
-checked against that before they are used.
+checked against that before they are used. A distribution of `keras.distribution` is refused, too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dtrain.base.log import logger
-from dtrain.errors import ScopeError
+from dtrain.errors import ConfigurationError, ScopeError
 from dtrain.interfaces.managed_strategy import layout_of
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.upstream import keras_models, keras_optimizers
@@ -46,7 +46,33 @@ def strategy_made(strategy: Any) -> None:
 def scope_entered() -> None:
     """Notes that the program has entered a scope; a model outside of it then counts as intended."""
     global _never_entered
+    check_distribution()
     _never_entered = None
+
+
+def check_distribution() -> None:
+    """Refuses a distribution of `keras.distribution`, which Keras ignores on TensorFlow, without a message.
+
+    Raises:
+        ConfigurationError: names the distribution, and the strategy to use instead.
+    """
+    import keras  # imported here, because strategies import this module before they check Keras' backend
+
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return
+    data, weights = 'dtrain.strategy("mirrored") or "multi_worker"', 'dtrain.strategy("fully_sharded")'
+    if isinstance(distribution, keras.distribution.DataParallel):
+        instead = f"{data} divides the batches"
+    elif isinstance(distribution, keras.distribution.ModelParallel):
+        instead = f"{weights} divides the weights"
+    else:
+        instead = f"{data} divides the batches, {weights} the weights too"
+    raise ConfigurationError(
+        f"keras.distribution has a {type(distribution).__name__}, which does nothing on Keras' TensorFlow "
+        "backend.",
+        hint=f"leave out keras.distribution.set_distribution: {instead}",
+    )
 
 
 def check_left_out(model: Any) -> None:
@@ -127,9 +153,11 @@ def check_model(model: Any) -> None:
 
     Raises:
         ScopeError: names the object, and where it was made.
+        ConfigurationError: as `check_distribution`.
     """
-    import keras  # imported here, because strategies import this module before they check Keras' backend
+    import keras  # as in `check_distribution`
 
+    check_distribution()
     strategy = model.distribute_strategy
     check_scope(model, made_under := keras_models.strategy_of(model))
     if made_under is None and not _distribute().has_strategy():

@@ -17,7 +17,7 @@ from dtrain.engine.fit.build import trained_in_xla
 from dtrain.monitor.curve_image import drawn, plot_curves
 from dtrain.monitor.event_log import EventLog
 from dtrain.monitor.run_directory import RunDirectory, check_attempt
-from dtrain.monitor.run_record import finish_record, parameters_of
+from dtrain.monitor.run_record import divided_sizes, finish_record, parameters_of
 from dtrain.process_group import ranks
 from dtrain.telemetry.training_rate import NAME as RATE
 from dtrain.telemetry.training_rate import of_report
@@ -80,6 +80,7 @@ def ended_record(
         final_metrics={**(tested or {}), **last},
         xla=trained_in_xla(model),
         parameters=parameters_of(model),
+        divided=divided_sizes(model),
         input_report=getattr(history, "input_report", None),
         time_report=report,
     )

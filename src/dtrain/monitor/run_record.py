@@ -85,6 +85,7 @@ def finish_record(
     final_metrics: Mapping[str, float],
     xla: bool,
     parameters: int | None = None,
+    divided: Mapping[str, Mapping[str, int]] | None = None,
     input_report: Sequence[Mapping[str, Any]] | None = None,
     time_report: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
@@ -97,6 +98,7 @@ def finish_record(
         final_metrics: the last value of each metric; `summarize` needs `test_accuracy` and `test_loss`.
         xla: whether XLA compiled the steps, which changes how results are rounded.
         parameters: number of the model's parameters, trainable or not; None if unknown.
+        divided: the sizes of a model whose weights are divided over the replicas, from `divided_sizes`.
         input_report: how long each epoch waited for data, as in `History.input_report`.
         time_report: the time of each epoch by part, as in `History.time_report`; the time of a step is
             computed from it.
@@ -126,6 +128,7 @@ def finish_record(
         "wall_time_seconds": round(wall_time_seconds, 2),
         "xla": xla,
         **({} if parameters is None else {"parameters": parameters}),
+        **({"divided": {name: dict(sizes) for name, sizes in divided.items()}} if divided else {}),
         "final_metrics": {name: float(value) for name, value in final_metrics.items()},
         **({"input": _waiting(input_report)} if input_report else {}),
         **({"time": _time(time_report)} if time_report else {}),
@@ -135,6 +138,27 @@ def finish_record(
 def parameters_of(model: keras.Model) -> int | None:
     """The number of a model's parameters; None if the model is not built."""
     return int(model.count_params()) if model.built else None
+
+
+def divided_sizes(model: keras.Model) -> dict[str, dict[str, int]]:
+    """The bytes of a model's parameters and of its optimizer's state: the whole, and what a replica holds.
+
+    Returns:
+        `{"parameters": {"whole": ..., "replica": ...}, "optimizer": ...}`; empty if no weight is divided. Of
+        replicas that hold unequal parts, it is this process' first.
+    """
+    from dtrain.engine.variables.state_bytes import held_bytes, part_shapes
+
+    if not (parts := part_shapes(model.variables)):
+        return {}
+    groups = {"parameters": model.variables, "optimizer": model.optimizer.variables}
+    return {
+        name: {
+            "whole": sum(held_bytes(variable, {}) for variable in variables),
+            "replica": sum(held_bytes(variable, parts) for variable in variables),
+        }
+        for name, variables in groups.items()
+    }
 
 
 def summarize(record: Mapping[str, Any], run: RunDirectory) -> str:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import io
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import psutil
-
+from dtrain.base.free_memory import free_memory
 from dtrain.base.log import logger
 from dtrain.base.words import whole_number
 from dtrain.environments.topology import Task
@@ -23,7 +21,6 @@ from dtrain.launch.spawn import make_calls
 from dtrain.launch.supervision.reports import describe_exit
 from dtrain.optim.batch_trial import BatchTrial, names_memory, run_trial
 
-_CGROUP = Path("/proc/self/cgroup")
 _TASK = Task("worker", 0)
 _SHARE = 0.95  # the default limit as a share of the free memory: other programs keep running meanwhile
 _GROWTH = 4  # of the sizes that are tried until one does not fit
@@ -90,7 +87,12 @@ def largest_batch(
     if limit < unit:
         raise ConfigurationError(f"limit is {limit}, below the granularity, which is {unit}.")
     if memory_limit is None:
-        memory_limit = int(free_memory() * _SHARE)
+        try:
+            memory_limit = int(free_memory() * _SHARE)
+        except OSError as error:
+            raise ConfigurationError(
+                f"The amount of free memory cannot be read: {error}.", hint="Give memory_limit, in bytes."
+            ) from error
     finder = Finder(make, memory_limit=memory_limit, steps=steps, timeout=timeout)
     return search(finder, start=start, limit=limit, granularity=granularity)
 
@@ -102,57 +104,6 @@ def search(finder: Finder, *, start: int | None, limit: int, granularity: int | 
     first = unit if start is None else max(unit, min(start, most) // unit * unit)
     low, high = _bracket(finder, first, unit=unit, most=most)
     return _narrow(finder, low, high, None if granularity is None else unit)
-
-
-def free_memory(cgroup: Path = _CGROUP) -> int:
-    """Bytes that a new process could take now: the lesser of what is free on the machine and in the cgroups.
-
-    Args:
-        cgroup: the file that names this process's cgroups.
-
-    Raises:
-        ConfigurationError: the free memory cannot be read.
-    """
-    try:
-        free = psutil.virtual_memory().available
-    except OSError as error:
-        raise ConfigurationError(
-            f"The amount of free memory cannot be read: {error}.", hint="Give memory_limit, in bytes."
-        ) from error
-    return min([free, *_free_in_cgroups(cgroup)])
-
-
-def _free_in_cgroups(cgroup: Path) -> list[int]:
-    """The free bytes of each cgroup, of version 2 or 1, that contains this process and has a limit."""
-    try:
-        lines = cgroup.read_text().splitlines()
-    except OSError:
-        return []  # a kernel without cgroups, or a sandbox that hides them
-    free: list[int] = []
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        if number == "0":
-            root, names = Path("/sys/fs/cgroup"), ("memory.max", "memory.current", "inactive_file")
-        elif "memory" in controllers.split(","):
-            root = Path("/sys/fs/cgroup/memory")
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        else:
-            continue
-        group = root / path.lstrip("/")
-        for folder in (group, *group.parents):
-            if folder.is_relative_to(root):
-                free += _free_in_cgroup(folder, *names)
-    return free
-
-
-def _free_in_cgroup(folder: Path, limit: str, used: str, cached: str) -> list[int]:
-    try:
-        most, now = (folder / limit).read_text().strip(), int((folder / used).read_text())
-        lines = (folder / "memory.stat").read_text().splitlines()
-    except (OSError, ValueError):
-        return []  # the root cgroup has no such files, or cgroups are mounted elsewhere
-    dropped = sum(int(line.split()[1]) for line in lines if line.split()[0] == cached)
-    return [max(0, int(most) - now + dropped)] if most.isdigit() else []
 
 
 def _bracket(finder: Finder, first: int, *, unit: int, most: int) -> tuple[int, int | None]:

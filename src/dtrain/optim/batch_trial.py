@@ -74,9 +74,10 @@ def run_trial(make: Callable[[int], Any], batch: int, *, steps: int, memory_limi
         model, data = _made(make, batch)
         model.fit(_dataset(data, batch, steps), steps_per_epoch=steps, epochs=1, verbose=0)
     except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        if isinstance(error, MemoryError) or names_memory(said):
+            return BatchTrial(outcome="too large", resident=peak_resident(), reason=said.splitlines()[-1])
         text = "".join(traceback.format_exception(error))
-        if isinstance(error, MemoryError) or names_memory(f"{type(error).__name__}: {error}"):
-            return BatchTrial(outcome="too large", resident=peak_resident(), reason=text.splitlines()[-1])
         return BatchTrial(outcome="error", error=(_picklable(error), text))
     resident = peak_resident()
     if resident > memory_limit:

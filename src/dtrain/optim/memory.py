@@ -6,14 +6,14 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from dtrain.base.log import logger
+from dtrain.engine.variables.state_bytes import held_bytes, optimizer_bytes, part_shapes
 from dtrain.optim.liveness import LOOPS, peak_bytes, tensor_bytes
 from dtrain.optim.memory_trace import TracedStep, batch_spec, stand_alone, trace_step
 from dtrain.upstream.graph_functions import optimized
@@ -72,6 +72,12 @@ def predict_memory(model: Any, batch: Any, *, batch_size: int | None = None) -> 
     `train_step`. With gradient accumulation the batch is one micro-batch. In a real step operations run in
     parallel, in an order that varies; up to 37% more activations were measured then.
 
+    Under `FullyShardedStrategy`, parameters, gradients and optimizer count the part that a replica holds of
+    each divided weight: with N replicas its bytes / N, where N divides its dimension. Activations then count
+    twice the bytes of the largest divided weight: it is whole while its layer computes, and its gradient is
+    until it is summed. With Adam in float32 the total is 16 bytes / N for each number of divided weights, and
+    the activations of the replica's batch.
+
     The prediction does not include TensorFlow itself, the kernels' workspace, data that a dataset prefetches,
     and the metrics' variables. With XLA a step needs less.
 
@@ -99,27 +105,20 @@ def predict_memory(model: Any, batch: Any, *, batch_size: int | None = None) -> 
     """
     spec = batch_spec(model, batch, batch_size)
     step = trace_step(model, spec, update=False)
+    parts = part_shapes(model.variables)
+    gathered = max((held_bytes(v, {}) for v in model.variables if tuple(v.shape) in parts), default=0)
     return Memory(
-        parameters=sum(variable_bytes(variable) for variable in model.variables),
-        gradients=sum(tensor_bytes(tensor) for tensor in step.gradient_tensors),
-        optimizer=sum(optimizer_bytes(optimizer, model) for optimizer in step.optimizers),
-        activations=_activations(step, spec),
+        parameters=sum(held_bytes(variable, parts) for variable in model.variables),
+        gradients=sum(_gradient_bytes(gradient, parts) for gradient in step.gradients),
+        optimizer=sum(optimizer_bytes(optimizer, model, parts) for optimizer in step.optimizers),
+        activations=_activations(step, spec) + 2 * gathered,
     )
 
 
-def variable_bytes(variable: Any) -> int:
-    """The bytes of a variable on one device."""
-    return math.prod(variable.shape) * int(tf.as_dtype(variable.dtype).size)
-
-
-def optimizer_bytes(optimizer: Any, model: Any) -> int:
-    """The bytes of an optimizer's variables for a model; if it is not built, of those it would make."""
-    if not optimizer.built:
-        optimizer = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
-        # In a stateless scope, variables have shapes but no memory.
-        with keras.StatelessScope():
-            optimizer.build(model.trainable_variables)
-    return sum(variable_bytes(variable) for variable in optimizer.variables)
+def _gradient_bytes(gradient: Any, parts: Mapping[Any, Any]) -> int:
+    if isinstance(gradient, tf.Tensor) and gradient.shape.is_fully_defined():
+        return held_bytes(gradient, parts)
+    return sum(map(tensor_bytes, tf.nest.flatten(gradient, expand_composites=True)))
 
 
 def _activations(step: TracedStep, spec: Any) -> int:

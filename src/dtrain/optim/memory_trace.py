@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from dtrain.base.words import whole_number
+from dtrain.engine.step.partitioned_steps import traced_as_one_device
 from dtrain.errors import ConfigurationError, DataError
 
 _EXAMPLE = "Give an example batch, such as (x, y), or tf.TensorSpecs of one."
@@ -141,7 +142,7 @@ def trace_step(model: Any, spec: Any, *, update: bool) -> TracedStep:
         return model.train_step(batch)
 
     with _listening(model, gradients, optimizers, updates if update else None):
-        function = tf.function(step, autograph=False).get_concrete_function(spec)
+        function = traced_as_one_device(step, spec, model.distribute_strategy)
     if not gradients:
         raise ConfigurationError(
             f"The train step of {model.name!r} gives no optimizer a gradient.",

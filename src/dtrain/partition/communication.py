@@ -19,15 +19,20 @@ class ProcessCommunication(Protocol):
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums of the processes' tensors."""
 
-    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The processes' tensors, one after another along the first dimension; their lengths may differ."""
-
-    def reduce_scatter(self, tensors: Sequence[tf.Tensor], rows: Sequence[Sequence[int]]) -> list[tf.Tensor]:
-        """The sums of the processes' tensors, of which each process gets its rows.
+    def all_gather(self, tensors: Sequence[tf.Tensor], *, in_group: bool = False) -> list[tf.Tensor]:
+        """The processes' tensors, one after another along the first dimension; their lengths may differ.
 
         Args:
             tensors: the tensors.
-            rows: for each, the numbers of rows of all processes, one after another.
+            in_group: whether those of this process' shard group are gathered, and not those of all.
+        """
+
+    def reduce_scatter(self, tensors: Sequence[tf.Tensor], rows: Sequence[Sequence[int]]) -> list[tf.Tensor]:
+        """The sums of all processes' tensors, of which each process of a shard group gets its rows.
+
+        Args:
+            tensors: the tensors.
+            rows: for each, the numbers of rows of the processes of a shard group, one after another.
         """
 
 
@@ -38,8 +43,9 @@ class OneProcess:
         """The tensors as they are."""
         return list(tensors)
 
-    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def all_gather(self, tensors: Sequence[tf.Tensor], *, in_group: bool = False) -> list[tf.Tensor]:
         """The tensors as they are."""
+        del in_group
         return list(tensors)
 
     def reduce_scatter(self, tensors: Sequence[tf.Tensor], rows: Sequence[Sequence[int]]) -> list[tf.Tensor]:
@@ -76,15 +82,15 @@ class Collectives:
         del marks
         return self.sums(parts, nested=nested)
 
-    def gathers(self, parts: Parts) -> Parts:
-        """The rows of each value's parts, of all replicas, in their order."""
+    def gathers(self, parts: Parts, *, in_group: bool = False) -> Parts:
+        """The rows of each value's parts, of all replicas or those of a shard group, in their order."""
         own = [tensors[0] if len(tensors) == 1 else tf.concat(tensors, axis=0) for tensors in parts]
-        return self._on_each(self._processes.all_gather(own), parts)
+        return self._on_each(self._processes.all_gather(own, in_group=in_group), parts)
 
     def scattered_sums(
         self,
         rows: Sequence[Sequence[int]],
-        own_rows: Sequence[Sequence[int]],
+        bounds: Sequence[Sequence[tuple[int, int]]],
         parts: Parts,
         *,
         nested: bool,
@@ -92,16 +98,17 @@ class Collectives:
         """Of the sum of each value's parts over all replicas, each replica's own rows.
 
         Args:
-            rows: for each value, the numbers of rows of all processes, one after another.
-            own_rows: for each value, the numbers of rows of the replicas of this process.
+            rows: for each value, the numbers of rows of the processes of a shard group, one after another.
+            bounds: for each value, the first row of each replica of this process and the one behind its last.
             parts: the parts.
             nested: whether this is in a loop or branch.
         """
         del nested
         sums = self._processes.reduce_scatter([sum_in_order(tensors) for tensors in parts], rows)
         scattered = []
-        for total, sizes in zip(sums, own_rows, strict=True):
-            first, *others = tf.split(total, sizes) if len(sizes) > 1 else [total]
+        for total, own in zip(sums, bounds, strict=True):
+            sizes = [end - begin for begin, end in own]
+            first, *others = tf.split(total, sizes) if len(own) > 1 else [total]
             scattered.append([first])
             for place, value in enumerate(others, 1):
                 with tf.device(self._devices[place] if self._devices else None):

@@ -136,7 +136,8 @@ class LayoutConversion:
         outer, build = self.build.control, self.build
         build.control = [(*before, *self.pins) for before in outer]
         try:
-            known = {"dim": dim, "rows": rows, "pins": self.pins}
+            in_group = self.replicas.shards.several
+            known = {"dim": dim, "rows": rows, "pins": self.pins, "in_group": in_group}
             return self._communicated(ALL_GATHER, value, value.parts, known)
         finally:
             build.control = outer
@@ -145,12 +146,12 @@ class LayoutConversion:
         """A sum that is not made yet, of which each replica gets what it holds of a weight."""
         key = self.build.block, layout
         if key not in value.scattered:
-            here, first = self.replicas.here, self.replicas.first
-            sizes = layout.rows.group.of_replicas(self.replicas.world)  # type: ignore[attr-defined]
+            rows: WeightRows = layout.rows.group  # type: ignore[assignment]
+            shards = self.replicas.shards
             known = {
                 "dim": layout.dim,
-                "rows": [sum(sizes[place : place + here]) for place in range(0, len(sizes), here)],
-                "own_rows": sizes[first : first + here],
+                "rows": shards.of_processes(rows),
+                "bounds": shards.bounds(rows),
             }
             made = self._communicated(REDUCE_SCATTER, value, value.parts, known)
             value.scattered[key] = Value(made.parts, layout, value.shape)
@@ -166,13 +167,23 @@ class LayoutConversion:
 
     def counted(self, value: Value) -> Value:
         """A sum over rows that a rule has made: a replica adds nothing, if its only row is another's."""
-        if not (self._idle and value.partial):
+        return self._without(self._idle, value) if self._idle and value.partial else value
+
+    def counted_once(self, value: Value) -> Value:
+        """A sum over entries of weights: only those that the replicas of the first shard group hold count."""
+        shards = self.replicas.shards
+        if not shards.several:
             return value
+        # A constant on all replicas, so that all of them compute and communicate alike.
+        return self._without([self.build.constant(shards.number > 0, tf.bool)] * shards.here, value)
+
+    def _without(self, idle: Sequence[Ref], value: Value) -> Value:
+        """A sum to which a replica adds nothing where its entry of `idle` is true."""
         build = self.build
         parts = [
             # On a CPU, this copies nothing; `SelectV2` would broadcast the condition.
-            build.op("Select", [idle, build.zeros_like(part), part], part.dtype, T=part.dtype)
-            for idle, part in zip(self._idle, value.parts, strict=True)
+            build.op("Select", [nothing, build.zeros_like(part), part], part.dtype, T=part.dtype)
+            for nothing, part in zip(idle, value.parts, strict=True)
         ]
         return dataclasses.replace(value, parts=tuple(parts))
 
@@ -393,12 +404,11 @@ class LayoutConversion:
 
     def define_weight_rows(self, layout: Sharded) -> None:
         """Defines the row group of weights that are divided in this way."""
-        build, first, here = self.build, self.replicas.first, self.replicas.here
+        build = self.build
         rows: WeightRows = layout.rows.group  # type: ignore[assignment]
-        sizes = rows.of_replicas(self.replicas.world)
-        begins = np.cumsum([0, *sizes])
-        local = tuple(build.constant(size, tf.int32) for size in sizes[first : first + here])
-        begin = tuple(build.constant(start, tf.int32) for start in begins[first : first + here])
+        own = self.replicas.shards.bounds(rows)
+        local = tuple(build.constant(end - start, tf.int32) for start, end in own)
+        begin = tuple(build.constant(start, tf.int32) for start, _ in own)
         total = build.constant(rows.number, tf.int32)
         self._groups[rows] = RowGroup(local, begin, total, rows.number, local)
 

@@ -224,6 +224,8 @@ class Emission:
         plain = [node for node in sums if node.attributes["mark"] is None]
         scatters = [node for node in nodes if node.type == REDUCE_SCATTER]
         gathers = [node for node in nodes if node.type == ALL_GATHER]
+        in_group = [node for node in gathers if node.attributes.get("in_group")]
+        by_all = [node for node in gathers if not node.attributes.get("in_group")]
         pins = {node for gather in gathers for node in gather.attributes.get("pins", ())}
 
         def note(some: list[Node], make: Callable[[Parts], Parts], before: _Moved, after: _Moved) -> None:
@@ -234,15 +236,16 @@ class Emission:
         marks = [node.attributes["mark"] for node in marked]
         note(marked, lambda parts: together.marked_sums(marks, parts, nested=nested), _shaped, _as_is)
         note(plain, lambda parts: together.sums(parts, nested=nested), _shaped, _as_is)
-        rows, own_rows = ([node.attributes[key] for node in scatters] for key in ("rows", "own_rows"))
+        rows, bounds = ([node.attributes[key] for node in scatters] for key in ("rows", "bounds"))
         note(
             scatters,
-            lambda parts: together.scattered_sums(rows, own_rows, parts, nested=nested),
+            lambda parts: together.scattered_sums(rows, bounds, parts, nested=nested),
             _rows_of_sum_first,
             _rows_back,
         )
         with tf.control_dependencies([tokens[node] for node in pins if node in tokens]):
-            note(gathers, together.gathers, _rows_first, _rows_back)
+            note(by_all, together.gathers, _rows_first, _rows_back)
+            note(in_group, lambda parts: together.gathers(parts, in_group=True), _rows_first, _rows_back)
 
     def _control_flow(
         self, node: Node, made: dict[Ref, tf.Tensor], tokens: dict[Node, tf.Tensor], outer: int

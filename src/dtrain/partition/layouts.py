@@ -6,6 +6,7 @@ The model is GSPMD (arXiv 2105.04663). Parts may have different numbers of rows,
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Hashable
 
 
@@ -20,9 +21,13 @@ class WeightRows:
     number: int
 
     def of_replicas(self, replicas: int) -> list[int]:
-        """How many entries each replica holds, one after another: as equally many as possible."""
+        """How many entries each replica of a shard group holds: as equally many as possible."""
         least, more = divmod(self.number, replicas)
         return [least + (replica < more) for replica in range(replicas)]
+
+    def bounds(self, replicas: int) -> list[tuple[int, int]]:
+        """The first entry of each replica, and the one behind its last."""
+        return [*itertools.pairwise(itertools.accumulate(self.of_replicas(replicas), initial=0))]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ class NamedRows(LayoutConversion):
         if _are_few(indices, table):
             everyone = self.whole(indices)
             rows = self.by_part(lambda place: self._held_rows(table, everyone, place), PARTIAL, shape)
-            return self.with_layout(rows, indices.layout)
+            return self.with_layout(self.counted_once(rows), indices.layout)
         whole = self.whole(table)
         return self.by_part(
             lambda place: self.build.rows_at(whole.parts[place], indices.parts[place]), indices.layout, shape
@@ -39,10 +39,14 @@ class NamedRows(LayoutConversion):
         build, group = self.build, self.group(held.rows)
         first, count = (build.cast(refs[place], indices.dtype) for refs in (group.begin, group.local))
         from_first = build.binary("Sub", indices, first)
-        zero = build.constant(0, indices.dtype)
-        not_before = build.op("GreaterEqual", [from_first, zero], tf.bool, T=indices.dtype)
-        not_after = build.op("Less", [from_first, count], tf.bool, T=indices.dtype)
-        return from_first, build.op("LogicalAnd", [not_before, not_after], tf.bool)
+        return from_first, self._exist(from_first, count)
+
+    def _exist(self, indices: Ref, count: Ref) -> Ref:
+        """Whether indices are among the first `count`."""
+        build, zero = self.build, self.build.constant(0, indices.dtype)
+        not_before = build.op("GreaterEqual", [indices, zero], tf.bool, T=indices.dtype)
+        not_after = build.op("Less", [indices, count], tf.bool, T=indices.dtype)
+        return build.op("LogicalAnd", [not_before, not_after], tf.bool)
 
     def _scattered(self, value: Value, layout: Sharded) -> Value:
         key = self.build.block, layout
@@ -64,10 +68,7 @@ class NamedRows(LayoutConversion):
             return build.op("Pad", [build.rows_at(own, named), padding], T=own.dtype, Tpaddings=tf.int32)
         from_first, here = self.from_first(named, held, place)
         zero = build.constant(0, named.dtype)
-        total = build.cast(group.total, named.dtype)
-        not_negative = build.op("GreaterEqual", [named, zero], tf.bool, T=named.dtype)
-        not_after = build.op("Less", [named, total], tf.bool, T=named.dtype)
-        exists = build.op("LogicalAnd", [not_negative, not_after], tf.bool)
+        exists = self._exist(named, build.cast(group.total, named.dtype))
         # An index that the whole weight does not have stays what it is, so that looking it up is an error.
         elsewhere = build.op("SelectV2", [exists, zero, named], named.dtype, T=named.dtype)
         index = build.op("SelectV2", [here, from_first, elsewhere], named.dtype, T=named.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from dtrain.partition.nodes import Ref
+from dtrain.partition.shard_groups import ShardGroups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +36,17 @@ class Replicas:
         world: the number of all replicas.
         first: the number of the first of this process.
         devices: the device of each replica of this process; none if TensorFlow places them.
+        shard_groups: which processes divide weights among them; None if all do.
     """
 
     here: int
     world: int
     first: int = 0
     devices: tuple[str, ...] = ()
+    shard_groups: ShardGroups | None = None
+
+    @property
+    def shards(self) -> ShardGroups:
+        """Which processes divide weights among them."""
+        every = tuple(range(self.world // self.here))
+        return self.shard_groups or ShardGroups((every,), self.first // self.here, self.here)

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.base.log import logger
+from dtrain.engine.fit.memory_advice import memory_explained
 from dtrain.engine.install import install
 from dtrain.engine.replica.context import reported_replicas
 from dtrain.engine.replica.replica_threads import with_own_attributes
@@ -27,7 +28,7 @@ from dtrain.environments.topology import Topology
 from dtrain.errors import StepError
 from dtrain.interfaces.managed_strategy import managed
 from dtrain.interfaces.replica_layout import ReplicaLayout
-from dtrain.interfaces.scope_checks import scope_entered
+from dtrain.interfaces.scope_checks import check_distribution, scope_entered
 from dtrain.process_group.secret import on_loopback
 from dtrain.strategies import devices
 from dtrain.upstream import graph_functions, tensorflow_names, tf_variables
@@ -52,8 +53,10 @@ def prepare(*, memory_growth: bool = True, logical_cpus: bool = True) -> None:
 
     Raises:
         DeviceError: TensorFlow has started with another number of logical CPUs.
+        ConfigurationError: `keras.distribution` has a distribution.
     """
     install()
+    check_distribution()
     devices.prepare(memory_growth=memory_growth, logical_cpus=logical_cpus)
 
 
@@ -177,7 +180,8 @@ class LocalUpdates:
         return super().update(var, fn, args, kwargs, group)  # type: ignore[misc]
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        made = remade(super()._create_variable(next_creator, **kwargs))  # type: ignore[misc]
+        with memory_explained(self._container_strategy()):  # type: ignore[attr-defined]
+            made = remade(super()._create_variable(next_creator, **kwargs))  # type: ignore[misc]
         self.dtrain_variables[next(self._numbers)] = made
         return made
 

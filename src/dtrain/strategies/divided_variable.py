@@ -61,12 +61,10 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
 
     def __init__(self, strategy: Any, value: Any, dim: int, arguments: dict[str, Any]) -> None:
         layout = layout_of(strategy)
-        if layout is None:
-            raise ValueError("a variable is divided under a strategy that is not dtrain's")
-        sizes = WeightRows(int(value.shape[dim])).of_replicas(layout.replicas)
-        ends = np.cumsum(sizes)
-        places = range(layout.first_replica, layout.first_replica + layout.local_replicas)
-        self._bounds = [(int(ends[place] - sizes[place]), sizes[place]) for place in places]
+        if layout is None or layout.shard_groups is None:
+            raise ValueError("a variable is divided under a strategy that does not divide weights")
+        self._bounds = layout.shard_groups.bounds(WeightRows(int(value.shape[dim])))
+        self._in_group = layout.shard_groups.several
         self.dtrain_divided_dim = dim
         devices = strategy.extended.worker_devices
         name = arguments.get("name") or "Variable"
@@ -90,7 +88,7 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
         """What the replicas of this process hold of a value."""
         axis = self.dtrain_divided_dim
         whole = tf.convert_to_tensor(whole)
-        return [tf.gather(whole, tf.range(begin, begin + size), axis=axis) for begin, size in self._bounds]
+        return [tf.gather(whole, tf.range(*bounds), axis=axis) for bounds in self._bounds]
 
     def _whole(self) -> Any:
         """The whole value; all workers must ask for it."""
@@ -110,7 +108,7 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
         strategy = self.distribute_strategy
         together = StrategyCollectives(strategy, strategy.dtrain_managed.layout, GradientMarks())
         try:
-            ((whole, *_),) = together.gathers([rows])
+            ((whole, *_),) = together.gathers([rows], in_group=self._in_group)
         except PeerMismatchError as error:
             raise type(error)(
                 f"The weight {self.name!r} is divided over the workers, so all of them must read it "

@@ -6,10 +6,15 @@ variables that have the whole shape and no memory; the partitioner replaces them
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import tensorflow as tf
 
+from dtrain.engine.fit.memory_advice import memory_explained
+from dtrain.errors import ConfigurationError
+from dtrain.interfaces.replica_layout import ReplicaLayout
+from dtrain.partition.shard_groups import ShardGroups
 from dtrain.strategies.divided_variable import SMALLEST, DividedVariable, dim_to_divide
 from dtrain.strategies.multi_worker import (
     MultiWorkerMirroredExtended,
@@ -24,12 +29,17 @@ class _Divides(MultiWorkerMirroredExtended):
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
-        if self._layout.replicas == 1 or on_read or tf.is_symbolic_tensor(kwargs.get("initial_value")):
+        parts = 1 if self._layout.shard_groups is None else self._layout.shard_groups.parts
+        if parts == 1 or on_read or tf.is_symbolic_tensor(kwargs.get("initial_value")):
             return super()._create_variable(next_creator, **kwargs)
+        with memory_explained(self._container_strategy()):
+            return self._made(next_creator, parts, kwargs)
+
+    def _made(self, next_creator: Any, parts: int, kwargs: dict[str, Any]) -> Any:
         value = tf_variables.initial_value(kwargs)
         kwargs["initial_value"] = value
         strategy = self._container_strategy()
-        dim = dim_to_divide(value.shape, self._layout.replicas, strategy.smallest)
+        dim = dim_to_divide(value.shape, parts, strategy.smallest)
         if dim is None or not value.dtype.is_floating:
             return super()._create_variable(next_creator, **kwargs)
         of_first_worker = self._get_variable_creator_initial_value(
@@ -66,9 +76,14 @@ class FullyShardedStrategy(MultiWorkerMirroredStrategy):
         memory_growth: as there.
         peer_timeout: as there, in seconds.
         smallest: weights of fewer numbers stay whole on each replica, and so do vectors, such as biases.
+        within: over which replicas a weight is divided. "job" divides it over all replicas. "host" divides
+            it over the replicas of each host, so that each host holds the whole model, and weights are
+            gathered within a host. A host is what stands before the port in the workers' addresses.
 
     Raises:
         DtrainError: as `MultiWorkerMirroredStrategy`.
+        ConfigurationError: `within` is not known; or it is "host", and hosts have different numbers of
+            workers, or one replica each, or several workers that TensorFlow's collectives connect.
 
     Example:
         ```python
@@ -88,8 +103,6 @@ class FullyShardedStrategy(MultiWorkerMirroredStrategy):
     Source: ZeRO-3 (arXiv 1910.02054), SimpleFSDP (arXiv 2411.00284).
     """
 
-    _divides_weights = True
-
     def __init__(
         self,
         cluster_resolver: Any = None,
@@ -99,8 +112,12 @@ class FullyShardedStrategy(MultiWorkerMirroredStrategy):
         memory_growth: bool = True,
         peer_timeout: float | None = None,
         smallest: int = SMALLEST,
+        within: Literal["job", "host"] = "job",
     ) -> None:
+        if within not in ("job", "host"):
+            raise ConfigurationError(f"There is no within={within!r}.", hint='give "job" or "host"')
         self.smallest = smallest
+        self._within = within
         super().__init__(
             cluster_resolver,
             communication_options,
@@ -109,5 +126,40 @@ class FullyShardedStrategy(MultiWorkerMirroredStrategy):
             peer_timeout=peer_timeout,
         )
 
+    def _shard_groups(self, layout: ReplicaLayout, hosts: Sequence[str]) -> ShardGroups:
+        every = tuple(range(layout.workers))
+        groups = groups_of_hosts(hosts, layout.local_replicas) if self._within == "host" else (every,)
+        return ShardGroups(groups, layout.worker, layout.local_replicas)
+
     def _extended_class(self, *, serverless: bool) -> Any:
         return _ServerlessDivides if serverless else _Divides
+
+
+def groups_of_hosts(hosts: Sequence[str], replicas: int) -> tuple[tuple[int, ...], ...]:
+    """The workers of each host.
+
+    Args:
+        hosts: the host of each worker.
+        replicas: the number of replicas of each worker.
+
+    Raises:
+        ConfigurationError: several hosts have different numbers of workers, or one replica each.
+    """
+    groups = {
+        host: tuple(worker for worker, other in enumerate(hosts) if other == host)
+        for host in dict.fromkeys(hosts)
+    }
+    sizes = {len(group) for group in groups.values()}
+    if len(sizes) > 1:
+        counts = ", ".join(f"{host} has {len(group)}" for host, group in groups.items())
+        raise ConfigurationError(
+            f'within="host" was set, but the hosts have different numbers of workers: {counts}.',
+            hint="start equally many workers on each host, or leave within out",
+        )
+    if len(groups) > 1 and sizes == {1} and replicas == 1:
+        raise ConfigurationError(
+            f'within="host" was set, but each host ({", ".join(groups)}) has one replica, which would hold '
+            "whole weights.",
+            hint="start several workers on each host, or leave within out",
+        )
+    return tuple(groups.values())

@@ -7,6 +7,7 @@ processes before the update. The transport is chosen in `collectives`.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from dtrain.interfaces.gradient_hook import GradientHook, hook_of
 from dtrain.interfaces.managed_strategy import ManagedStrategy
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.interfaces.scope_checks import strategy_made
+from dtrain.partition.shard_groups import ShardGroups
 from dtrain.process_group import peers
 from dtrain.process_group.secret import on_loopback
 from dtrain.process_group.value_exchange import exchange
@@ -127,8 +129,6 @@ class MultiWorkerMirroredStrategy(
         ```
     """
 
-    _divides_weights = False
-
     def __init__(
         self,
         cluster_resolver: Any = None,
@@ -150,12 +150,13 @@ class MultiWorkerMirroredStrategy(
             cluster_resolver = common.resolver_of(topology)
         replicas, gpus = _local_replicas(cluster_resolver)
         layout = ReplicaLayout(
-            divided=self._divides_weights,
             workers=1 if topology is None else topology.world_size,
             worker=0 if topology is None or topology.world_size == 1 else topology.rank,
             local_replicas=replicas,
             gradient_hook=hook,
         )
+        hosts = topology.hosts if topology is not None and layout.workers > 1 else ("",)
+        layout = replace(layout, shard_groups=self._shard_groups(layout, hosts))
         self.dtrain_communication, transport = connect(layout, asked, topology, gpus=gpus)
         if layout.workers > 1:
             layout = replace(layout, sums=self.dtrain_communication.sums)
@@ -180,6 +181,16 @@ class MultiWorkerMirroredStrategy(
         strategy_made(self)
         if layout.workers > 1:
             channel.report_connected()
+
+    def _shard_groups(self, layout: ReplicaLayout, hosts: Sequence[str]) -> ShardGroups | None:
+        """Which workers divide the weights among them; None if each replica holds whole weights.
+
+        Args:
+            layout: the strategy's layout.
+            hosts: the host of each worker.
+        """
+        del layout, hosts
+        return None
 
     def _extended_class(self, *, serverless: bool) -> Any:
         """The class of the strategy's `extended`; unless `serverless`, it starts TensorFlow's server."""

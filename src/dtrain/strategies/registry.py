@@ -138,7 +138,7 @@ _ENTRIES = (
         name="fully_sharded",
         spans="workers",
         made_by='FullyShardedStrategy(cluster_resolver, communication_options, communication="auto", '
-        "smallest=8192)",
+        'smallest=8192, within="job")',
         purpose="models larger than a device, on several machines or processes",
         updates="synchronous: weights are gathered layer by layer, gradients summed into the replicas' parts",
         replicas="those of all workers",

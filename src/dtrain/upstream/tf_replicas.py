@@ -72,6 +72,19 @@ def local_replica_index() -> int:
     return values_util.get_current_replica_id_as_int() or 0
 
 
+def device_memory(device: str) -> int:
+    """The bytes that TensorFlow can allocate on one of its devices; of a CPU, the number says nothing."""
+    from tensorflow.python import pywrap_tfe
+    from tensorflow.python.client import pywrap_tf_session as session
+    from tensorflow.python.eager import context
+
+    context.ensure_initialized()
+    devices = pywrap_tfe.TFE_ContextListDevices(context.context()._handle)
+    places = range(session.TF_DeviceListCount(devices))
+    place = next(place for place in places if session.TF_DeviceListName(devices, place).endswith(device))
+    return int(session.TF_DeviceListMemoryBytes(devices, place))
+
+
 def container_of(component: Any) -> Any:
     """The distributed variable that contains one replica's variable; the variable itself if there is none."""
     container = getattr(component, "_distributed_container", None) or getattr(

@@ -26,6 +26,7 @@ from dtrain.engine.callbacks.shared_paths import shared_between_workers
 from dtrain.engine.callbacks.time_report import TimeReport
 from dtrain.engine.callbacks.timed_callbacks import timed
 from dtrain.engine.execution.step_function import StepFunction
+from dtrain.engine.fit.memory_advice import memory_explained, warn_of_memory
 from dtrain.engine.loops.local_state import LocalState
 from dtrain.engine.loops.loop import Loop, loop_of
 from dtrain.engine.step.xla_rule import note_compiled
@@ -74,7 +75,7 @@ def fit(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) -
     with events.one_fit():
         try:
             layout = layout_of(self.distribute_strategy)
-            with operation(layout, "fit"):
+            with memory_explained(self.distribute_strategy, self), operation(layout, "fit"):
                 return _fitted(self, original, call, layout)
         except BaseException as error:
             saved = isinstance(error, SystemExit | KeyboardInterrupt)
@@ -125,6 +126,7 @@ def _loop_of_fit(
         _check_counts(arguments)
         callbacks = expanded(callbacks, model, arguments) if as_list else callbacks
         check_model(model)
+        warn_of_memory(model, layout)
     if (asynchronous := managed(model.distribute_strategy).asynchronous) is not None:
         callbacks = asynchronous.prepare_fit(arguments, callbacks)
     if layout is not None:

@@ -42,7 +42,6 @@ class StrategyCollectives(Collectives):
         super().__init__(processes, tuple(strategy.extended.worker_devices))
         self._strategy = strategy
         self._marks = marks
-        self._worker = layout.worker
         self._by_tensorflow = layout.workers > 1 and calls is None
         self.waits: Waits | None = None
         self._cross_device = layout.cross_device_sums
@@ -79,16 +78,16 @@ class StrategyCollectives(Collectives):
         variables = self._marks.variables(marks)
         return self._in_replicas(lambda *gradients: sum_gradients(gradients, variables), parts)
 
-    def gathers(self, parts: Parts) -> Parts:
-        """As `Collectives.gathers`."""
-        if not self._by_tensorflow:
-            return super().gathers(parts)
+    def gathers(self, parts: Parts, *, in_group: bool = False) -> Parts:
+        """As `Collectives.gathers`; under TensorFlow's collectives, a shard group is one process."""
+        if in_group or not self._by_tensorflow:
+            return super().gathers(parts, in_group=in_group)
         return self._in_replicas(lambda *own: [gather_examples(tensor) for tensor in own], parts)
 
     def scattered_sums(
         self,
         rows: Sequence[Sequence[int]],
-        own_rows: Sequence[Sequence[int]],
+        bounds: Sequence[Sequence[tuple[int, int]]],
         parts: Parts,
         *,
         nested: bool,
@@ -99,14 +98,10 @@ class StrategyCollectives(Collectives):
             StepError: as `sums`.
         """
         if not self._by_tensorflow:
-            return super().scattered_sums(rows, own_rows, parts, nested=nested)
-        begins = [
-            [sum(of_all[: self._worker]) + sum(own[:place]) for place in range(len(own))]
-            for of_all, own in zip(rows, own_rows, strict=True)
-        ]
+            return super().scattered_sums(rows, bounds, parts, nested=nested)
         return [
-            [total[begin : begin + size] for total, begin, size in zip(totals, starts, own, strict=True)]
-            for totals, starts, own in zip(self.sums(parts, nested=nested), begins, own_rows, strict=True)
+            [total[begin:end] for total, (begin, end) in zip(totals, own, strict=True)]
+            for totals, own in zip(self.sums(parts, nested=nested), bounds, strict=True)
         ]
 
     def sizes(self, parts: Sequence[Any]) -> tf.Tensor:
@@ -216,9 +211,9 @@ class _WorkerCalls:
         sums: list[tf.Tensor] = self._calls.sums(tensors)
         return sums
 
-    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def all_gather(self, tensors: Sequence[tf.Tensor], *, in_group: bool = False) -> list[tf.Tensor]:
         """As `ProcessCommunication.all_gather`."""
-        gathered: list[tf.Tensor] = self._calls.gather(tensors)
+        gathered: list[tf.Tensor] = self._calls.gather(tensors, in_group=in_group)
         return gathered
 
     def reduce_scatter(self, tensors: Sequence[tf.Tensor], rows: Sequence[Sequence[int]]) -> list[tf.Tensor]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -160,9 +160,23 @@ def _facts(run: RunData) -> dict[str, str]:
         "host": _text(record.get("host")),
         "commit": _commit(record.get("commit")),
         "parameters": "" if parameters is None else f"{parameters:,.0f}",
+        "bytes of parameters": _divided(record, "parameters"),
+        "bytes of the optimizer": _divided(record, "optimizer"),
         "versions": ", ".join(f"{name} {version}" for name, version in named),
         "directory": str(run.path),
     }
+
+
+def _divided(record: Mapping[str, Any], what: str) -> str:
+    """The whole size of what is divided over the replicas, and a replica's; "" if nothing is."""
+    divided = record.get("divided")
+    sizes = divided.get(what) if isinstance(divided, dict) else None
+    if not isinstance(sizes, dict):
+        return ""
+    whole, own = finite(sizes.get("whole")), finite(sizes.get("replica"))
+    if whole is None or own is None:
+        return ""
+    return f"{text.size(int(whole))}, of which a replica holds {text.size(int(own))}"
 
 
 def _text(value: object) -> str:

@@ -41,10 +41,16 @@ def _reduction(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> l
         to = dim if op.attribute("keep_dims") else dim - sum(axis < dim for axis in axes)
         return step.each(op, inputs, value.sharded.along(to))
     if op.type == "Sum":
-        return step.each(op, inputs, PARTIAL)
+        return _summed(step, op, inputs)
     if op.type == "Mean":
         return _mean(step, op, value, axes_value, axes) if op.outputs[0].dtype.is_floating else None
     return _combined(step, op, inputs)
+
+
+def _summed(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value]:
+    """Each replica's sum; entries of weights count once, where several replicas hold them."""
+    (output,) = step.each(op, inputs, PARTIAL)
+    return [step.counted_once(output) if inputs[0].of_weight else output]
 
 
 def _along_unknown(
@@ -86,17 +92,19 @@ def _mean(
                 number *= size
         return build.binary("RealDiv", total, build.times(count, number))
 
-    return [step.by_part(part, PARTIAL, op.outputs[0].shape)]
+    mean = step.by_part(part, PARTIAL, op.outputs[0].shape)
+    return [step.counted_once(mean) if value.of_weight else mean]
 
 
 def _combined(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value]:
     """Reduces each replica's rows, gathers the results, and reduces these."""
     (own,) = step.each(op, inputs, PARTIAL)
-    build = step.build
-    shape = None if own.shape is None else (step.replicas.world, *own.shape)
+    build, shards, of_weight = step.build, step.replicas.shards, inputs[0].of_weight
+    shape = None if own.shape is None else (shards.parts if of_weight else step.replicas.world, *own.shape)
     rows = [build.expand(part, 0) for part in own.parts]
-    rows = rows if inputs[0].of_weight else step.counted_rows(rows)
-    known = {"dim": 0, "rows": None, "shape": shape, "made_by": op}
+    rows = rows if of_weight else step.counted_rows(rows)
+    in_group = of_weight and shards.several
+    known = {"dim": 0, "rows": None, "shape": shape, "made_by": op, "in_group": in_group}
     (gathered,) = build.node(ALL_GATHER, rows, known, [own.dtype])
     types = {} if op.type in ("All", "Any") else {"T": own.dtype}
     ref = build.op(op.type, [gathered, build.constant(0, tf.int32)], Tidx=tf.int32, keep_dims=False, **types)
@@ -105,7 +113,7 @@ def _combined(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> li
 
 @rule("L2Loss", for_weights=True)
 def _l2_loss(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
-    return step.each(op, inputs, PARTIAL) if inputs[0].sharded else None
+    return _summed(step, op, inputs) if inputs[0].sharded else None
 
 
 @rule("BiasAddGrad")
