@@ -3,11 +3,11 @@
     python benchmarks/fully_sharded.py [--models cnn dense transformer] [--workers 1 2 4] [--rounds 5]
         [--transports ring mpi] [--out FILE.json]
 
-The batch of a worker is the same for any number of workers, so activations are the same too. They are taken
-from two places: from the replicated side, which also keeps copies of gradients to send them, and from a worker
-without peers, which makes a stricter formula. A transformer is trained by one job at a time, so that it fits the
-machine: its times are not compared. Its replicated side has at most two workers, since the memory of a replica
-does not depend on their number, and the bytes that two send tell what more of them send.
+The batch of a worker is the same for any number of workers, so activations are the same too. They are
+taken from two places: from the replicated side, which also keeps copies of gradients to send them, and from
+a worker without peers, which makes a stricter formula. A transformer is trained by one job at a time, so that
+it fits the machine: its times are not compared. Its replicated side has at most two workers, since the memory
+of a replica does not depend on their number, and the bytes that two send tell what more of them send.
 """
 
 from __future__ import annotations
