@@ -365,6 +365,62 @@ def test_few_rows_of_a_table_are_sent_in_its_place(
     assert max(numbers) < np.prod(shape) / 2, "the table or its gradient was sent"
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_with_overlap_a_weight_is_gathered_one_layer_earlier(overlap: bool) -> None:
+    """Which products each gather waits for, forward and backward; the numbers are the same."""
+    start = np.random.default_rng(1).uniform(0.1, 1.0, (4, 4)).astype("float32")
+    weights = [tf.Variable(start) for _ in range(4)]
+    halves = {id(weight.handle): [tf.Variable(half) for half in np.split(start, 2)] for weight in weights}
+    rows = np.ones((2, 4), "float32")
+
+    def trained(rows: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            x = rows
+            for weight in weights:
+                x = tf.tanh(x @ weight)
+            loss = tf.reduce_sum(x)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+
+    gathers: list[tf.Operation] = []
+
+    class Noted(Collectives):
+        def gathers(self, parts: Any, *, in_group: bool = False) -> Any:
+            wholes = super().gathers(parts, in_group=in_group)
+            gathers.extend(whole[0].op for whole in wholes)
+            return wholes
+
+    concrete = tf.function(trained, autograph=False).get_concrete_function(tf.TensorSpec([2, 4]))
+    step = Partitioned(
+        concrete,
+        [by_batch()],
+        Replicas(2, 2),
+        copies=lambda captured: [half.handle for half in halves[id(captured)]],
+        held=lambda captured: by_weight((4, 4), 0),
+    )
+    spec = [tf.TensorSpec([1, 4])] * 2
+    run = tf.function(
+        lambda parts: step(tf.constant([1, 1]), [parts], Noted(overlap=overlap)), autograph=False
+    )
+    run.get_concrete_function(spec)(np.split(tf.constant(rows), 2))
+    trained(tf.constant(rows))
+
+    def products_before(operation: tf.Operation) -> int:
+        seen, left = set(), [operation]
+        while left:
+            operation = left.pop()
+            if operation not in seen:
+                seen.add(operation)
+                left += [tensor.op for tensor in operation.inputs] + list(operation.control_inputs)
+        return sum(operation.type == "MatMul" for operation in seen) // 2  # replicas
+
+    assert [products_before(gather) for gather in gathers] == (
+        [0, 0, 1, 2, 3, 4, 5] if overlap else [*range(7)]
+    )
+    for weight in weights:
+        np.testing.assert_allclose(np.concatenate(halves[id(weight.handle)]), weight, rtol=1e-5)
+
+
 @pytest.mark.parametrize("index", [29, -1])
 def test_a_row_that_a_divided_table_does_not_have_is_an_error(index: int) -> None:
     def looked_up_outside(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:

@@ -1,4 +1,4 @@
-"""Reductions beside the backward pass and after it, over each transport: the choice changes no bit."""
+"""Communication beside the computation and after it, over each transport: the choice changes no bit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def calls_before(tensor):
 keras.utils.set_random_seed(3)
 rng = np.random.default_rng(3)
 x, y = rng.normal(size=(96, 100)).astype("float32"), rng.normal(size=(96, 1)).astype("float32")
-strategy = dtrain.MultiWorkerMirroredStrategy()
+strategy = getattr(dtrain, sys.argv[4])()
 assert strategy.dtrain_communication.overlap == (sys.argv[1] == "1"), strategy.dtrain_communication
 values = [tf.zeros(2**20), tf.zeros(2**20), tf.zeros(3)]  # 4 MiB, 4 MiB and 12 bytes
 sums = []
@@ -54,8 +54,9 @@ with strategy.scope():
     model = keras.Sequential([keras.Input((100,)), *layers, keras.layers.Dense(1, dtype=sys.argv[3])])
     model.compile(keras.optimizers.Adam(0.01), "mse")
 model.fit(x, y, batch_size=12, epochs=2, verbose=0)
+values = [np.asarray(value) for value in (*model.get_weights(), *model.optimizer.variables)]
 if dtrain.is_chief():
-    np.savez(sys.argv[2], *model.get_weights(), *model.optimizer.variables)
+    np.savez(sys.argv[2], *values)
 """
 
 
@@ -72,10 +73,17 @@ def test_buckets_begin_with_the_last_gradients_and_end_with_the_first_or_all_sma
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("transport", "workers", "last"),
-    [("sockets", "3", "float64"), ("mpi", "4", "float32")],
+    ("transport", "workers", "last", "strategy"),
+    [
+        ("sockets", "3", "float64", "MultiWorkerMirroredStrategy"),
+        ("sockets", "3", "float64", "FullyShardedStrategy"),
+        ("mpi", "4", "float32", "MultiWorkerMirroredStrategy"),
+        ("mpi", "4", "float32", "FullyShardedStrategy"),
+    ],
 )
-def test_overlap_changes_no_bit(transport: str, workers: str, last: str, tmp_path: Path) -> None:
+def test_overlap_changes_no_bit(
+    transport: str, workers: str, last: str, strategy: str, tmp_path: Path
+) -> None:
     if transport == "mpi" and (reason := mpi_missing()):
         pytest.skip(reason)
     program = tmp_path / "program.py"
@@ -86,6 +94,7 @@ def test_overlap_changes_no_bit(transport: str, workers: str, last: str, tmp_pat
         launch = [*starter, "--workers", workers, "--spares", "none"]
         output = tmp_path / f"{overlap}.npz"
         command = [sys.executable, "-m", "dtrain", *launch, str(program), overlap, str(output), last]
+        command.append(strategy)
         env = os.environ | {"DTRAIN_OVERLAP": overlap, "CUDA_VISIBLE_DEVICES": "-1"}
         done = subprocess.run(command, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

@@ -24,6 +24,7 @@ class ReplicaLayout:
             (`divided_weights.py`); None if each replica holds whole weights.
         sums: names what all-reduces between workers (`Transport.sums`). Results of different ones may differ
             in their last bits. "" with one worker.
+        overlap: whether workers communicate while they compute. No bit depends on it.
         gradient_hook: changes how gradients are reduced; None for a plain all-reduce.
         cross_device_sums: whether the strategy's `CrossDeviceOps` make the sums of a step.
     """
@@ -34,6 +35,7 @@ class ReplicaLayout:
     central: bool = False
     shard_groups: ShardGroups | None = None
     sums: str = ""
+    overlap: bool = False
     gradient_hook: GradientHook | None = None
     cross_device_sums: bool = False
 

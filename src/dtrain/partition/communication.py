@@ -61,11 +61,20 @@ class Collectives:
     Args:
         processes: what processes do together.
         devices: the device of each replica of this process; none if TensorFlow places them.
+        overlap: whether to communicate while replicas compute: a divided weight is then gathered one round
+            earlier than it is needed.
     """
 
-    def __init__(self, processes: ProcessCommunication | None = None, devices: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        processes: ProcessCommunication | None = None,
+        devices: Sequence[str] = (),
+        *,
+        overlap: bool = False,
+    ) -> None:
         self._processes = processes or OneProcess()
         self._devices = tuple(devices)
+        self.overlap = overlap
 
     def sums(self, parts: Parts, *, nested: bool) -> Parts:
         """The sum of each value's parts over all replicas.

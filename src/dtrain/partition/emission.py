@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -76,6 +76,7 @@ class Emission:
         readers = readers_of(needed) if self._compiled else {}
         latest = latest_levels(needed, readers) if self._compiled else levels_with_late_sums(needed)
         own = set(needed) if self._compiled else set()
+        earlier: set[Node] = set()  # what the weights that were gathered last have waited for
         for node in needed:
             if node.type == INPUT:
                 continue
@@ -93,7 +94,10 @@ class Emission:
                     nodes = after
             self._make(nodes, made, tokens, device)
             collectives = [node for node in levels[level] if node.type in COLLECTIVES]
-            self._communicate(collectives, made, tokens, nested=outer is not None)
+            pins = {pin for node in collectives for pin in node.attributes.get("pins", ())}
+            waited_for = earlier if self._communication.overlap else pins
+            self._communicate(collectives, made, tokens, waited_for, nested=outer is not None)
+            earlier = pins or earlier
         return [made[ref] for ref in block.outputs]
 
     def _make(
@@ -215,9 +219,15 @@ class Emission:
         tokens.update((node, made[Ref(node)]) for node in nodes if node.dtypes)
 
     def _communicate(
-        self, nodes: list[Node], made: dict[Ref, tf.Tensor], tokens: Mapping[Node, tf.Tensor], *, nested: bool
+        self,
+        nodes: list[Node],
+        made: dict[Ref, tf.Tensor],
+        tokens: Mapping[Node, tf.Tensor],
+        pins: Collection[Node],
+        *,
+        nested: bool,
     ) -> None:
-        """Makes the collectives of one round: all of a kind in one call."""
+        """Makes the collectives of one round: all of a kind in one call, gathers after `pins` have run."""
         together = self._communication
         sums = [node for node in nodes if node.type == ALL_REDUCE]
         marked = [node for node in sums if node.attributes["mark"] is not None]
@@ -226,13 +236,19 @@ class Emission:
         gathers = [node for node in nodes if node.type == ALL_GATHER]
         in_group = [node for node in gathers if node.attributes.get("in_group")]
         by_all = [node for node in gathers if not node.attributes.get("in_group")]
-        pins = {node for gather in gathers for node in gather.attributes.get("pins", ())}
 
         def note(some: list[Node], make: Callable[[Parts], Parts], before: _Moved, after: _Moved) -> None:
             parts = [[before(made[ref], node) for ref in node.inputs] for node in some]
             for node, tensors in zip(some, make(parts) if some else (), strict=True):
                 made.update((Ref(node, place), after(tensor, node)) for place, tensor in enumerate(tensors))
 
+        def gather() -> None:
+            with tf.control_dependencies([tokens[node] for node in pins if node in tokens]):
+                note(by_all, together.gathers, _rows_first, _rows_back)
+                note(in_group, lambda parts: together.gathers(parts, in_group=True), _rows_first, _rows_back)
+
+        if together.overlap:  # sums wait for what this round computes
+            gather()
         marks = [node.attributes["mark"] for node in marked]
         note(marked, lambda parts: together.marked_sums(marks, parts, nested=nested), _shaped, _as_is)
         note(plain, lambda parts: together.sums(parts, nested=nested), _shaped, _as_is)
@@ -243,9 +259,8 @@ class Emission:
             _rows_of_sum_first,
             _rows_back,
         )
-        with tf.control_dependencies([tokens[node] for node in pins if node in tokens]):
-            note(by_all, together.gathers, _rows_first, _rows_back)
-            note(in_group, lambda parts: together.gathers(parts, in_group=True), _rows_first, _rows_back)
+        if not together.overlap:  # after sums, whose memory is free then
+            gather()
 
     def _control_flow(
         self, node: Node, made: dict[Ref, tf.Tensor], tokens: dict[Node, tf.Tensor], outer: int

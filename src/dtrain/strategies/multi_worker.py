@@ -159,7 +159,8 @@ class MultiWorkerMirroredStrategy(
         layout = replace(layout, shard_groups=self._shard_groups(layout, hosts))
         self.dtrain_communication, transport = connect(layout, asked, topology, gpus=gpus)
         if layout.workers > 1:
-            layout = replace(layout, sums=self.dtrain_communication.sums)
+            chosen = self.dtrain_communication
+            layout = replace(layout, sums=chosen.sums, overlap=chosen.overlap)
         self.dtrain_managed = ManagedStrategy(layout=layout)
         self._collective_key_base = common.next_collective_key_base()
         serverless = transport is not None or layout.workers == 1
@@ -175,7 +176,7 @@ class MultiWorkerMirroredStrategy(
             join(topology, by_program=by_program)
         calls = install(extended, layout, transport, gpus=gpus)
         self.dtrain_managed = replace(self.dtrain_managed, calls=calls)
-        if self.dtrain_communication.overlap:
+        if layout.overlap:
             self.dtrain_managed = replace(self.dtrain_managed, reduction_groups=buckets)
         _seed_alike(layout)
         strategy_made(self)

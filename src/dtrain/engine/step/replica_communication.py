@@ -39,7 +39,7 @@ class StrategyCollectives(Collectives):
     def __init__(self, strategy: Any, layout: ReplicaLayout, marks: GradientMarks) -> None:
         calls = managed(strategy).calls
         processes = OneProcess() if calls is None else _WorkerCalls(calls)
-        super().__init__(processes, tuple(strategy.extended.worker_devices))
+        super().__init__(processes, tuple(strategy.extended.worker_devices), overlap=layout.overlap)
         self._strategy = strategy
         self._marks = marks
         self._by_tensorflow = layout.workers > 1 and calls is None
