@@ -48,12 +48,14 @@ _INTEGERS = ["BitwiseAnd", "BitwiseOr", "BitwiseXor", "LeftShift", "RightShift",
 _OF_TEXT = ["AsString", "StaticRegexReplace", *(name for name in UNARY if name.startswith("String"))]
 _OF_TRUTH = ["LogicalAnd", "LogicalNot", "LogicalOr"]
 _WITH_ARGUMENTS = [
+    "Angle",
     "ApproximateEqual",
     "Betainc",
     "Bucketize",
     "CheckNumerics",
     "ClipByValue",
     "Complex",
+    "ComplexAbs",
     "Invert",
 ]
 _OTHERS = {*_INTEGERS, *_OF_TEXT, *_OF_TRUTH, *_WITH_ARGUMENTS}
@@ -103,7 +105,9 @@ case("logic", lambda a: [raw.LogicalNot(x=a > 0.5), (a > 0.5) & (a < 0.7), (a > 
 case("Invert", lambda a: raw.Invert(x=a), x("B", 2, dtype="int32"))
 case(
     "Complex",
-    lambda a, b: [f(tf.complex(a, b)) for f in (tf.math.real, tf.math.imag, tf.math.conj)],
+    lambda a, b: [
+        f(tf.complex(a, b)) for f in (tf.math.real, tf.math.imag, tf.math.conj, tf.math.abs, tf.math.angle)
+    ],
     x("B", 2),
     x("B", 2),
 )
@@ -916,6 +920,7 @@ def test_every_rule_has_a_case_in_which_it_divides() -> None:
         concrete = traced(function, arrays, layouts, static=False)
         gathered = set(Partitioned(concrete, layouts, Replicas(2, 2)).plan.gathered)
         names = {op.name for op in gathered}
+        assert {op.type for op in gathered} <= set(RULES), "a case has an operation without a rule"
         seen.update(op.type for op in read_graph(concrete.graph).operations if op.name not in names)
     # Of variables and draws with a state; test_partitioned_variables, test_partitioned_steps and
     # test_partition_divided_weights have them.

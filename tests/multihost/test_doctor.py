@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from dtrain.diagnosis import host_checks
+from dtrain.diagnosis.check import CheckContext
+from dtrain.diagnosis.checks import CHECKS
 from hosts import Host, MakeHosts
 
 PORT = 20300
@@ -88,6 +91,14 @@ def test_two_sound_hosts_then_a_slow_network_and_a_port_in_use(make_hosts: MakeH
     assert second[0] == 1 and "port 20301" in finding(second[1], "port", "fail")
     assert "Address already in use" in finding(second[1], "port", "fail")
     assert first[0] == 1 and "no `dtrain doctor` of this job" in finding(first[1], "peers", "fail")
+
+
+@pytest.mark.parametrize(("free", "status"), [(700, "warn"), (5000, "ok")])
+def test_the_memory_that_is_free(free: int, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_checks, "free_memory", lambda: free << 20)
+    (result,) = CHECKS["memory"](CheckContext())
+    assert result.status == status and f"{free} MiB" in result.found
+    assert bool(result.remedy) == (status == "warn")
 
 
 def test_the_index_of_another_host(make_hosts: MakeHosts, tmp_path: Path) -> None:

@@ -94,11 +94,16 @@ def test_the_search(most: int, start: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"start": 0}, {"granularity": 0}, {"limit": 0}, {"steps": 0}, {"timeout": 0}]
+    ("name", "value"),
+    [
+        *((name, 0) for name in ("start", "granularity", "limit", "steps", "timeout", "memory_limit")),
+        ("memory_limit", 8e9),
+        ("memory_limit", "8GB"),
+    ],
 )
-def test_bad_numbers(options: dict[str, int]) -> None:
-    with refused(ConfigurationError, *options, 0):
-        largest_batch(make, memory_limit=LIMIT, **options)
+def test_bad_numbers(name: str, value: Any) -> None:
+    with refused(ConfigurationError, name, value):
+        largest_batch(make, **{"memory_limit": LIMIT} | {name: value})
 
 
 def test_what_cannot_travel() -> None:

@@ -358,6 +358,7 @@ def test_a_run_with_all_that_can_happen(tmp_path: Path) -> None:
         "the loss is 17.5 at step 120",
         "Callbacks that took longest TensorBoard 120 ms, CSVLogger 24 ms",
         "6 checkpoints, training stood still for",
+        "42 s 11.9 s 4 3 3 finished",  # the second attempt, 42 s after the first one
         "learning_rate 0.003",
         "communication.reason all on CPUs, without MPI",
     ):

@@ -35,6 +35,7 @@ CHECKS: dict[str, Check] = {
     "network": peer_checks.check_network,
     "checkpoint directory": peer_checks.check_checkpoint_directory,
     "open files": host_checks.check_open_files,
+    "memory": host_checks.check_memory,
     "shared memory": host_checks.check_shared_memory,
     "TensorFlow": host_checks.check_tensorflow,
     "MPI": host_checks.check_mpi,

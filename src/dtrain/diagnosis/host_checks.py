@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dtrain.base import safe_files
+from dtrain.base.free_memory import free_memory
 from dtrain.base.tcp import split_address
 from dtrain.diagnosis.check import CheckContext, CheckResult
 from dtrain.diagnosis.installation import PROBE_SECONDS, nccl_version
@@ -21,6 +22,7 @@ from dtrain.strategies.machine import find_mpi_problem, probe_devices
 
 _OPEN_FILES = 1024
 _SHARED_MEMORY = 64 << 20  # bytes
+_MEMORY = 1 << 30  # bytes; a process that has imported TensorFlow and trains nothing holds 0.6 GB
 
 
 def check_tf_config(context: CheckContext) -> Iterator[CheckResult]:
@@ -101,6 +103,21 @@ def check_open_files(context: CheckContext) -> Iterator[CheckResult]:
         )
     else:
         yield CheckResult(status="ok", found=f"a process may open {limit} files")
+
+
+def check_memory(context: CheckContext) -> Iterator[CheckResult]:
+    """A process of TensorFlow has room in the memory of this machine, and of the container around it."""
+    try:
+        free = free_memory()
+    except OSError as error:
+        free, reason = 0, f"the free memory cannot be read: {error.strerror or error}"
+    else:
+        reason = f"{free >> 20} MiB of memory are free for this process"
+    if free < _MEMORY:
+        remedy = "end other programs, or give the container or the job's step more memory"
+        yield CheckResult(status="warn", found=reason, remedy=remedy)
+    else:
+        yield CheckResult(status="ok", found=reason)
 
 
 def check_shared_memory(context: CheckContext) -> Iterator[CheckResult]:

@@ -194,10 +194,12 @@ class CommunicationPlan:
 class RunAttempt:
     """One attempt: one start of the program. `began` and `last` are the times of its first and last event.
 
+    `pause` are the seconds since the last event of the attempt before; None for the first attempt.
     `status` is the status of its `end` event, "" if it wrote none.
     """
 
     number: int
+    pause: float | None
     began: float
     last: float
     strategy: str

@@ -41,7 +41,9 @@ def summarize_events(events: Sequence[Event]) -> EventSummary:
     if not events:
         return EventSummary()
     spans = _attempt_spans(events)
-    attempts = tuple(_attempt(number, events[start:stop]) for number, (start, stop) in enumerate(spans))
+    attempts: list[RunAttempt] = []
+    for start, stop in spans:
+        attempts.append(_attempt(events[start:stop], attempts))
     epochs = {
         number: _epoch(number, event)
         for event in events
@@ -56,7 +58,7 @@ def summarize_events(events: Sequence[Event]) -> EventSummary:
             if event["kind"] == "alarm"
         ),
         checkpoints=tuple(_made(Checkpoint, event) for event in events if event["kind"] == "checkpoint"),
-        attempts=attempts,
+        attempts=tuple(attempts),
         plan=next((_plan(event) for event in reversed(events) if event["kind"] == "plan"), None),
         end=attempts[-1].status,
         last=max(float(event["time"]) for event in events),
@@ -70,15 +72,17 @@ def _attempt_spans(events: Sequence[Event]) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def _attempt(number: int, events: Sequence[Event]) -> RunAttempt:
+def _attempt(events: Sequence[Event], earlier: Sequence[RunAttempt]) -> RunAttempt:
     begin: Event = next((event for event in events if event["kind"] == "begin"), {})
     end = next((event for event in reversed(events) if event["kind"] == "end"), {})
     given = _count(begin.get("attempt"))
+    began = float(events[0]["time"])
     return _made(
         RunAttempt,
         begin,
-        number=number if given is None else given,
-        began=float(events[0]["time"]),
+        number=len(earlier) if given is None else given,
+        pause=max(began - earlier[-1].last, 0.0) if earlier else None,
+        began=began,
         last=max(float(event["time"]) for event in events),
         status=_text(end.get("status")),
     )

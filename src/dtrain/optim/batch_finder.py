@@ -93,6 +93,7 @@ def largest_batch(
             raise ConfigurationError(
                 f"The amount of free memory cannot be read: {error}.", hint="Give memory_limit, in bytes."
             ) from error
+    memory_limit = whole_number(memory_limit, "memory_limit", 1)
     finder = Finder(make, memory_limit=memory_limit, steps=steps, timeout=timeout)
     return search(finder, start=start, limit=limit, granularity=granularity)
 
