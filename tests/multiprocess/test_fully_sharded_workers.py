@@ -201,6 +201,15 @@ def trained_in(room: int, strategy: str) -> list[float]:
     return losses
 
 
+def divided_differently() -> None:
+    dtrain.FullyShardedStrategy(smallest=64 + (not dtrain.is_chief()))
+
+
+def test_workers_that_would_divide_differently_are_refused() -> None:
+    with pytest.raises(TaskFailedError, match=r"smallest: 64 \(worker 0\), 65 \(worker 1\)"):
+        dtrain.spawn(divided_differently, 2)
+
+
 @pytest.mark.long
 def test_a_model_that_fits_no_worker_is_trained_by_four() -> None:
     room = 480_000_000  # four workers need 320 MB each, replicas 770 MB

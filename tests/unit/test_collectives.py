@@ -7,6 +7,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -69,6 +70,15 @@ def test_mpi_that_cannot_be_had_is_an_error() -> None:
 def test_the_error_of_workers_with_different_values() -> None:
     with refused(PeerMismatchError, "ring (worker 0)", "mpi (worker 1)"):
         choose([facts("ring"), facts("mpi", mpi=2)])
+    divided = [
+        replace(facts(), given={"strategy": "FullyShardedStrategy", "smallest": 64}),
+        replace(facts(), given={"strategy": "FullyShardedStrategy", "smallest": 8192}),
+        replace(facts(), given={"strategy": "MultiWorkerMirroredStrategy"}),
+    ]
+    with refused(PeerMismatchError, "smallest: 64 (worker 0), 8192 (worker 1)"):
+        choose(divided[:2])
+    with refused(PeerMismatchError, "strategy: FullyShardedStrategy (worker 0), MultiWorkerMirroredStrategy"):
+        choose(divided[1:])
 
 
 def test_only_what_there_is_can_be_asked_for() -> None:

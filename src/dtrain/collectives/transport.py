@@ -57,6 +57,7 @@ class Facts:
         cores: the numbers of the cores on which the worker may run.
         overlap: whether the user wants reductions to overlap with the backward pass; None leaves the choice
             to `transports.overlaps`.
+        given: what was given to the worker's strategy that must be alike on all workers, by name.
         own: what each transport has found in the worker (see `Transport.own_facts`), by the transport's name.
     """
 
@@ -65,6 +66,7 @@ class Facts:
     replicas: int = 1
     cores: Sequence[int] = ()
     overlap: bool | None = None
+    given: dict[str, Any] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
 
 

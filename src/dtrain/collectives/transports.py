@@ -6,8 +6,9 @@ A strategy calls `connect` once, before TensorFlow starts, and then `install`. N
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
@@ -87,15 +88,19 @@ def choose(facts: Sequence[Facts]) -> tuple[str, str]:
         The name of the transport, and the reason for it.
 
     Raises:
-        PeerMismatchError: the workers were asked for different transports.
+        PeerMismatchError: the workers were asked for different transports, or their strategies were given
+            different values.
         ConfigurationError, MPIError: a transport was asked for that cannot be used.
     """
-    if len({worker_facts.asked for worker_facts in facts}) > 1:
-        given = ", ".join(f"{worker_facts.asked} (worker {i})" for i, worker_facts in enumerate(facts))
-        raise PeerMismatchError(
-            f"The workers were given different values of communication: {given}.",
-            hint="give all of them the same value, or none",
-        )
+    by_worker = [{"communication": worker_facts.asked, **worker_facts.given} for worker_facts in facts]
+    for name in by_worker[0]:
+        values = [given.get(name) for given in by_worker]
+        if values.count(values[0]) < len(values):
+            given = ", ".join(f"{value} (worker {i})" for i, value in enumerate(values))
+            raise PeerMismatchError(
+                f"The workers were given different values of {name}: {given}.",
+                hint="give all of them the same value, or none",
+            )
     wanted = facts[0].asked
     if wanted == AUTO:
         for name, transport in TRANSPORTS.items():
@@ -130,7 +135,12 @@ def overlaps(facts: Sequence[Facts], hosts: Sequence[str]) -> bool:
 
 
 def connect(
-    layout: ReplicaLayout, asked: str, topology: Topology | None, *, gpus: bool
+    layout: ReplicaLayout,
+    asked: str,
+    topology: Topology | None,
+    *,
+    gpus: bool,
+    given: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Communication, Calls | None]:
     """Chooses a transport and connects the workers by it; every worker must call it.
 
@@ -139,6 +149,7 @@ def connect(
         asked: "auto" or the name of a transport.
         topology: the topology of the job; None for a single process.
         gpus: whether all replicas of this worker are on GPUs.
+        given: as that of `Facts`.
 
     Returns:
         The chosen transport, and its collective calls; None for these if TensorFlow's collectives are used.
@@ -158,6 +169,7 @@ def connect(
         replicas=layout.local_replicas,
         cores=sorted(os.sched_getaffinity(0)),
         overlap=settings.overlap(),
+        given=dict(given),
         own=own,
     )
     facts: Sequence[Facts] = exchange(layout, mine)

@@ -131,6 +131,9 @@ class FullyShardedStrategy(MultiWorkerMirroredStrategy):
         groups = groups_of_hosts(hosts, layout.local_replicas) if self._within == "host" else (every,)
         return ShardGroups(groups, layout.worker, layout.local_replicas)
 
+    def _given(self) -> dict[str, Any]:
+        return super()._given() | {"smallest": self.smallest, "within": self._within}
+
     def _extended_class(self, *, serverless: bool) -> Any:
         return _ServerlessDivides if serverless else _Divides
 

@@ -157,7 +157,9 @@ class MultiWorkerMirroredStrategy(
         )
         hosts = topology.hosts if topology is not None and layout.workers > 1 else ("",)
         layout = replace(layout, shard_groups=self._shard_groups(layout, hosts))
-        self.dtrain_communication, transport = connect(layout, asked, topology, gpus=gpus)
+        self.dtrain_communication, transport = connect(
+            layout, asked, topology, gpus=gpus, given=self._given()
+        )
         if layout.workers > 1:
             chosen = self.dtrain_communication
             layout = replace(layout, sums=chosen.sums, overlap=chosen.overlap)
@@ -192,6 +194,10 @@ class MultiWorkerMirroredStrategy(
         """
         del layout, hosts
         return None
+
+    def _given(self) -> dict[str, Any]:
+        """What was given to the strategy that must be alike on all workers, by name."""
+        return {"strategy": type(self).__name__}
 
     def _extended_class(self, *, serverless: bool) -> Any:
         """The class of the strategy's `extended`; unless `serverless`, it starts TensorFlow's server."""
