@@ -261,6 +261,14 @@ def first_values(workers: Workers) -> None:
     for variable in made:
         assert np.array_equal(variable.numpy(), np.full(variable.shape, 5.0, np.float32))
     assert int(counter.numpy()) == 7
+    calls = workers.strategy.dtrain_managed.calls
+    bounds = [(worker, worker + 2) for worker in range(layout.workers)]
+    for shape in ((layout.workers + 1, 300_000), (3, layout.workers + 1)) if calls is not None else ():
+        dim = 1 if shape[0] == 3 else 0
+        whole = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+        value = tf.TensorSpec(shape, tf.float32) if layout.worker else tf.constant(whole)
+        own = whole.take(range(*bounds[layout.worker]), dim)
+        np.testing.assert_array_equal(calls.scatter(value, dim, bounds).numpy(), own)
 
 
 @case

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tests.fully_sharded_models import MODELS, numbers
 
 import dtrain
+from dtrain.collectives.sockets import SocketCalls
 from dtrain.errors import DtrainError, TaskFailedError
 from fault_jobs import Training, assert_nothing_left, assert_same, run
 
@@ -76,9 +77,98 @@ def read_alone(strategy: Any) -> str:
     return "no error"
 
 
+class Numpy(keras.initializers.Initializer):  # type: ignore[misc]
+    """An initializer with a state that Keras does not know."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(4)
+
+    def __call__(self, shape: Any, dtype: Any = None) -> Any:
+        return tf.constant(self.generator.normal(size=shape), dtype)
+
+
+class OfKeras(keras.initializers.GlorotNormal):  # type: ignore[misc]
+    """An initializer that draws other numbers each time, though its settings are plain."""
+
+    calls = 0
+
+    def __call__(self, shape: Any, dtype: Any = None) -> Any:
+        self.calls += 1
+        return super().__call__(shape, dtype) * self.calls
+
+
+def with_initializers() -> tuple[Any, Any]:
+    """A model whose layers have initializers of all kinds, and the generator of some of them."""
+    generator = keras.random.SeedGenerator(7)
+    of_numpy, of_keras = Numpy(), OfKeras()
+    with_state = keras.initializers.GlorotNormal(generator)
+    array = np.arange(108.0).reshape(9, 12)
+    initializers = {
+        12: ("orthogonal", with_state, of_numpy, "glorot_uniform", array, keras.initializers.Constant(array)),
+        9: (lambda shape, dtype: keras.random.normal(shape, dtype=dtype), of_keras, "he_normal"),
+        7: (with_state, of_numpy, of_keras, keras.initializers.RandomNormal(seed=3), "ones"),
+    }
+    layers = [L.Dropout(0.5, seed=2)]
+    for units, kinds in initializers.items():
+        for kind in kinds:
+            layers += [L.Dense(9), L.Dense(units, kernel_initializer=kind), L.Dropout(0.1)]
+    made = keras.Sequential([keras.Input((6,)), *layers, L.Dense(4, dtype="bfloat16")])
+    made.compile(keras.optimizers.Adagrad(0.01), "mse")  # its slots are not zeros
+    made.optimizer.build(made.trainable_variables)
+    return made, generator
+
+
+def first_values(strategy: Any, seed: int | None) -> dict[str, Any]:
+    """What the variables of such a model hold before training, and what random generators draw next."""
+    if seed is not None:
+        keras.utils.set_random_seed(seed)
+    with strategy.scope():
+        made, generator = with_initializers()
+    variables = [*made.variables, *made.optimizer.variables]
+    found = {f"{i}: {each.path}": keras.ops.convert_to_numpy(each) for i, each in enumerate(variables)}
+    for name, seeds in (("generator", generator), ("global", None)):
+        found[name] = keras.ops.convert_to_numpy(keras.random.uniform((3,), seed=seeds))
+    return found
+
+
+def drawn(strategy: Any) -> dict[str, list[Any]]:
+    """What this worker draws when a model and its optimizer are built, and the bytes of each message.
+
+    Vectors and headers, which are small, are left out.
+    """
+    noted: dict[str, list[Any]] = {"drawn": [], "received": [], "sent": []}
+    swap_all = SocketCalls._swap_all
+
+    def counted(self: Any, out: Any, into: Any) -> None:
+        for name, by_worker in (("sent", out), ("received", into)):
+            noted[name] += [part.size for each in by_worker for part in each if part is not None]
+        swap_all(self, out, into)
+
+    def noting(kind: Any) -> Callable[..., Any]:
+        draw = kind.__call__
+
+        def drawing(self: Any, shape: Any, dtype: Any = None, **how: Any) -> Any:
+            noted["drawn"].append(tuple(shape))
+            return draw(self, shape, dtype, **how)
+
+        return drawing
+
+    kinds = (keras.initializers.VarianceScaling, keras.initializers.RandomUniform, keras.initializers.Zeros)
+    with strategy.scope(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SocketCalls, "_swap_all", counted)
+        for kind in kinds:
+            patch.setattr(kind, "__call__", noting(kind))
+        made = keras.Sequential([keras.Input((5,)), L.Embedding(401, 30), L.Dense(400), L.Dense(29)])
+        made.compile("adam", "mse")
+        made.optimizer.build(made.trainable_variables)
+    return {name: sorted(each for each in found if np.prod(each) > 2000) for name, found in noted.items()}
+
+
 def of_worker(folder: Path) -> dict[str, Any]:
     strategy = dtrain.FullyShardedStrategy(smallest=1)
-    found: dict[str, Any] = {"numbers": {name: numbers(strategy, MODELS[name])[1] for name in NAMES}}
+    found: dict[str, Any] = {"unseeded": first_values(strategy, None), "drawn": drawn(strategy)}
+    found["seeded"] = first_values(strategy, 5)
+    found["numbers"] = {name: numbers(strategy, MODELS[name])[1] for name in NAMES}
     found["saved"] = saved_and_loaded(strategy, folder)
     found["alone"] = read_alone(strategy)
     return found
@@ -97,6 +187,24 @@ def test_workers_have_the_numbers_of_one_device(results: Any, name: str) -> None
     for (key, one), other, right in zip(first.items(), second.values(), expected.values(), strict=True):
         np.testing.assert_allclose(one, right, rtol=2e-4, atol=1e-5, err_msg=key)
         np.testing.assert_array_equal(one, other, key)
+
+
+@pytest.mark.parametrize("kind", ["seeded", "unseeded"])
+def test_weights_begin_with_the_bits_of_one_device_and_of_each_other(results: Any, kind: str) -> None:
+    first, second = (report[kind] for report in results[0])
+    expected = first_values(tf.distribute.get_strategy(), 5) if kind == "seeded" else first
+    for (name, one), *others in zip(first.items(), second.values(), expected.values(), strict=True):
+        for other in others:
+            np.testing.assert_array_equal(one, other, name)
+
+
+def test_the_first_worker_alone_has_a_weight_whole_when_it_is_made(results: Any) -> None:
+    """Others draw nothing, and receive the bytes of their rows."""
+    first, second = (report["drawn"] for report in results[0])
+    assert first["drawn"] == sorted(3 * [(401, 30), (30, 400), (400, 29)])  # with two moments
+    assert second["drawn"] == first["received"] == second["sent"] == []
+    rows = [4 * 401 * 15, 4 * 15 * 400, 4 * 200 * 29]
+    assert first["sent"] == second["received"] == sorted(3 * rows)
 
 
 def test_what_all_workers_save_is_whole(results: Any) -> None:

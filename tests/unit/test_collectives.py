@@ -244,6 +244,34 @@ def test_one_worker_alone_makes_calls_that_send_nothing() -> None:
         assert all((each == rank).all() for each in found) and [len(each) for each in found][-1] == 3
 
 
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_a_scatter_sends_each_worker_its_entries_alone(dim: int, dtype: Any) -> None:
+    value = np.random.default_rng(0).normal(size=(7, 7, 7)).astype(dtype)
+    bounds = [(0, 3), (3, 5), (5, 7), (0, 3)]
+
+    def work(calls: Any) -> tuple[np.ndarray, int]:
+        known = np.broadcast_to(np.empty((), dtype), value.shape)
+        return calls.scatter(known if calls.rank else value, dim, bounds), calls.sent
+
+    found = together(pairs(4), work, Counted)
+    for (begin, end), (part, _) in zip(bounds, found, strict=True):
+        assert part.tobytes() == value.take(range(begin, end), dim).tobytes()
+        assert part.dtype == dtype and not np.shares_memory(part, value)
+    headers = 3 * 16
+    others = 7 * 7 * 7 * value.itemsize
+    assert [sent for _, sent in found] == [others + headers, headers, headers, headers]
+
+
+def test_scatters_of_other_shapes_that_have_as_many_bytes_are_distinguished() -> None:
+    def work(calls: Calls) -> Any:
+        return calls.scatter(np.ones((2, 6) if calls.rank else (4, 3)), 0, [(0, 1), (1, 2)])
+
+    for error in together(pairs(2), work):
+        assert isinstance(error, PeerMismatchError)
+        assert "worker 0 at a scatter of 96 bytes, worker 1 at a scatter of 96 bytes" in error.message
+
+
 def test_a_call_of_some_workers_is_not_taken_for_one_of_all() -> None:
     def work(calls: Calls) -> Any:
         return (calls.among((0, 1)) if calls.rank == 0 else calls).sum(np.ones(3))

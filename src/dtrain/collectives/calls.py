@@ -1,4 +1,4 @@
-"""Collective calls on NumPy arrays: all-reduce, gather and broadcast between workers; no TensorFlow.
+"""Collective calls on NumPy arrays between workers: all-reduce, gather, broadcast, scatter; no TensorFlow.
 
 Subclasses move the bytes: they need `_swap` alone, and may do the rest faster. Every call starts with a
 barrier that compares which call each worker is at, so that data is sent only to peers that are ready to
@@ -23,7 +23,7 @@ import numpy as np
 
 from dtrain.errors import DataError, PeerMismatchError
 
-_SUM, _GATHER, _BROADCAST, _SCATTER = 1, 2, 3, 4
+_SUM, _GATHER, _BROADCAST, _REDUCE_SCATTER, _SCATTER = 1, 2, 3, 4, 5
 _KINDS = 0x7F  # the bits of a kind that name the call
 _OF_SOME = 0x80  # set in a call of some workers alone; the next bits hold `_mark`
 _OPERATION = 40  # the first bit of a kind that holds the number of the program's operation, up to the last
@@ -31,7 +31,8 @@ _NAMES = {
     _SUM: "an all-reduce",
     _GATHER: "an all-gather",
     _BROADCAST: "a broadcast",
-    _SCATTER: "a reduce-scatter",
+    _REDUCE_SCATTER: "a reduce-scatter",
+    _SCATTER: "a scatter",
 }
 _NARROW = ("float16", "bfloat16")  # sent as they are, summed in float32
 
@@ -137,8 +138,8 @@ class Calls(abc.ABC):
         """
         with self._lock:
             values = [np.asarray(value, order="C") for value in values]
-            size = sum(value.nbytes for value in values)
-            self._barrier(self._in_operation(_SCATTER | _mark([value.nbytes for value in values])), size)
+            sizes = [value.nbytes for value in values]
+            self._barrier(self._in_operation(_REDUCE_SCATTER | _mark(sizes)), sum(sizes))
             totals = [
                 self._buffers.take((of_all[self.rank], *value.shape[1:]), value.dtype)
                 for value, of_all in zip(values, rows, strict=True)
@@ -186,6 +187,33 @@ class Calls(abc.ABC):
             self._barrier(self._in_operation(_BROADCAST), result.nbytes)
             self._send_first(raw(result))
             return result
+
+    def scatter(self, value: np.ndarray, dim: int, bounds: Sequence[tuple[int, int]]) -> np.ndarray:
+        """Returns this worker's entries of the first worker's value, in memory of their own.
+
+        The first worker copies one part at a time, so that it needs little memory beside the value.
+
+        Args:
+            value: of at least two dimensions. On other workers its shape and dtype alone count.
+            dim: the dimension that is divided.
+            bounds: by worker, the first entry of its part, and the one behind its last.
+
+        Raises:
+            PeerMismatchError, PeerMissingError: as `sum`.
+        """
+        parts = [value[(slice(None),) * dim + (slice(*ends),)] for ends in bounds]
+        with self._lock:
+            self._barrier(self._in_operation(_SCATTER | _mark([*value.shape, dim])), value.nbytes)
+            own = fresh(parts[self.rank].shape, value.dtype)
+            if self.rank == 0:
+                np.copyto(own, parts[0])
+                for worker in range(1, self.size):
+                    out: Parts = [None] * self.size
+                    out[worker] = raw(np.ascontiguousarray(parts[worker]))
+                    self._swap(out, [None] * self.size)
+            else:
+                self._swap([None] * self.size, [raw(own), *[None] * (self.size - 1)])
+            return own
 
     def among(self, workers: Sequence[int]) -> Calls:
         """The calls that some workers make alone; they and these must be made in one order.

@@ -136,6 +136,21 @@ class CallOperations:
         result.set_shape(value.shape)
         return result
 
+    def scatter(self, value: Any, dim: int, bounds: Sequence[tuple[int, int]]) -> Any:
+        """Returns this worker's entries of the first worker's value; outside of graphs only.
+
+        Args:
+            value: a tensor; on other workers also a `tf.TensorSpec`, which takes no memory.
+            dim, bounds: as for `Calls.scatter`.
+        """
+        if isinstance(value, tf.TensorSpec):
+            array = np.broadcast_to(np.empty((), value.dtype.as_numpy_dtype), value.shape)
+        else:
+            array = np.asarray(value)
+        (part,) = self._counted(lambda: [self._calls.scatter(array, dim, bounds)])()
+        with tf.device("CPU:0"):
+            return array_functions.tensor_in(part)
+
     def _counted(self, call: Callable[..., list[np.ndarray]]) -> Callable[..., list[np.ndarray]]:
         def run(*arrays: np.ndarray) -> list[np.ndarray]:
             begun = time.perf_counter()

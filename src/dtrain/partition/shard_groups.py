@@ -61,6 +61,12 @@ class ShardGroups:
         """The first entry that each replica of this process holds, and the one behind its last."""
         return rows.bounds(self.parts)[self.places.start : self.places.stop]
 
+    def bounds_of_processes(self, rows: WeightRows) -> list[tuple[int, int]]:
+        """The first entry that each process of the job holds, and the one behind its last."""
+        processes = range(len(self.groups) * len(self.own))
+        of_replicas = [dataclasses.replace(self, process=process).bounds(rows) for process in processes]
+        return [(bounds[0][0], bounds[-1][1]) for bounds in of_replicas]
+
     def of_processes(self, rows: WeightRows) -> list[int]:
         """How many entries each process of a group holds."""
         sizes = rows.of_replicas(self.parts)

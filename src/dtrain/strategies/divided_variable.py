@@ -50,7 +50,8 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
 
     Args:
         strategy: its strategy.
-        value: the whole initial value.
+        value: the whole initial value. Where dtrain's transports connect the workers, the first worker's
+            counts, and others may give a `tf.TensorSpec`.
         dim: the dimension along which it is divided.
         arguments: those of its creator.
 
@@ -63,14 +64,20 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
         layout = layout_of(strategy)
         if layout is None or layout.shard_groups is None:
             raise ValueError("a variable is divided under a strategy that does not divide weights")
-        self._bounds = layout.shard_groups.bounds(WeightRows(int(value.shape[dim])))
+        rows = WeightRows(int(value.shape[dim]))
+        self._bounds = layout.shard_groups.bounds(rows)
         self._in_group = layout.shard_groups.several
         self.dtrain_divided_dim = dim
         devices = strategy.extended.worker_devices
+        calls = strategy.dtrain_managed.calls
+        if calls is None:
+            parts = self._own(value)
+        else:
+            parts = [calls.scatter(value, dim, layout.shard_groups.bounds_of_processes(rows))]
         name = arguments.get("name") or "Variable"
         held = [
             tf_variables.variable_on(device, part, value.dtype, name)
-            for device, part in zip(devices, self._own(value), strict=True)
+            for device, part in zip(devices, parts, strict=True)
         ]
         self._without_memory = tf_variables.variable_without_memory(
             devices[0], value.shape, value.dtype, name, arguments

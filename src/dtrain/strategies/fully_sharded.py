@@ -21,7 +21,7 @@ from dtrain.strategies.multi_worker import (
     MultiWorkerMirroredStrategy,
     ServerlessExtended,
 )
-from dtrain.upstream import tf_variables
+from dtrain.upstream import keras_variables, tf_variables
 
 
 class _Divides(MultiWorkerMirroredExtended):
@@ -36,16 +36,22 @@ class _Divides(MultiWorkerMirroredExtended):
             return self._made(next_creator, parts, kwargs)
 
     def _made(self, next_creator: Any, parts: int, kwargs: dict[str, Any]) -> Any:
-        value = tf_variables.initial_value(kwargs)
-        kwargs["initial_value"] = value
         strategy = self._container_strategy()
+        calls = strategy.dtrain_managed.calls
+        # The first worker's value counts. Others draw it only if that may change a state, such as that of a
+        # generator, which must stay the same on all workers.
+        receives = calls is not None and self._layout.worker > 0
+        value = keras_variables.shape_of_pure_initializer(kwargs) if receives else None
+        if value is None:
+            value = kwargs["initial_value"] = tf_variables.initial_value(kwargs)
         dim = dim_to_divide(value.shape, parts, strategy.smallest)
         if dim is None or not value.dtype.is_floating:
             return super()._create_variable(next_creator, **kwargs)
-        of_first_worker = self._get_variable_creator_initial_value(
-            replica_id=0, device=self.worker_devices[0], primary_var=None, **kwargs
-        )
-        made = DividedVariable(strategy, of_first_worker(), dim, kwargs)
+        if calls is None:
+            value = self._get_variable_creator_initial_value(
+                replica_id=0, device=self.worker_devices[0], primary_var=None, **kwargs
+            )()
+        made = DividedVariable(strategy, value, dim, kwargs)
         self.dtrain_variables[next(self._numbers)] = made
         return made
 

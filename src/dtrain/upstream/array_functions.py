@@ -56,7 +56,7 @@ class ArrayFunction:
 
         if tf.executing_eagerly():
             results = self._function(*(value.numpy() for value in values))
-            return [tf.convert_to_tensor(result) for result in results]
+            return [tensor_in(result) for result in results]
         self._live_as_long_as(tf.compat.v1.get_default_graph())
         return list(tf.raw_ops.PyFunc(input=list(values), token=self._token, Tout=list(kinds)))
 
@@ -67,6 +67,16 @@ class ArrayFunction:
         if not hasattr(graph, "_dtrain_array_functions"):
             graph._dtrain_array_functions = {}
         graph._dtrain_array_functions[self._token] = self._called
+
+
+def tensor_in(array: Any) -> Any:
+    """A tensor in the memory of an aligned array, which must not be written to any more.
+
+    `tf.convert_to_tensor` would copy it twice.
+    """
+    import tensorflow as tf
+
+    return tf.raw_ops.Identity(input=array)
 
 
 def error_of_array_function(error: Exception) -> DtrainError | None:

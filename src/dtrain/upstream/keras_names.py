@@ -149,6 +149,10 @@ VARIABLE_ASSIGN_ADD = Replaced(
     "it is assign(self + value), which aggregates the old value too and loses concurrent updates",
 )
 VARIABLE_ASSIGN_SUB = Replaced("keras.src.backend.common.variables:Variable.assign_sub", "as for assign_add")
+INITIALIZE = Reach(
+    "keras.src.backend:Variable._initialize_with_initializer",
+    "the function that it gives to a variable knows the initializer; of a divided weight one worker draws",
+)
 SEED_NEXT = Replaced(
     "keras.src.random.seed_generator:SeedGenerator.next", "random layers drew the same mask on every replica"
 )

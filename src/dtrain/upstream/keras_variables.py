@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable
 from typing import Any
 
+from dtrain.upstream import keras_names
 from dtrain.upstream.reach import keras_is_at_least
 
 
@@ -21,6 +23,38 @@ def seed_generator_global() -> Any:
         return global_seed_generator()
     finally:
         random.setstate(state)
+
+
+def shape_of_pure_initializer(arguments: dict[str, Any]) -> Any:
+    """The shape and dtype of an initial value that is the same however often and by whomever it is drawn.
+
+    Only Keras' own initializers are known for it: those with plain settings, such as a number as seed. A
+    `SeedGenerator` advances a state, and so may a user's initializer.
+
+    Args:
+        arguments: those of the creator of a `tf.Variable`.
+
+    Returns:
+        A `tf.TensorSpec`; None for any other initial value.
+    """
+    import keras
+    import tensorflow as tf
+
+    value = arguments["initial_value"]
+    of_keras = keras_names.INITIALIZE.original().__code__.co_consts
+    if not inspect.isfunction(value) or value.__code__ not in of_keras:
+        return None
+    used = inspect.getclosurevars(value).nonlocals
+    initializer = used["initializer"]
+    kind = type(initializer)
+    if getattr(keras.initializers, kind.__name__, None) is not kind:
+        return None
+    if not all(isinstance(setting, _PLAIN) for setting in vars(initializer).values()):
+        return None
+    return tf.TensorSpec(used["self"].shape, arguments["dtype"])
+
+
+_PLAIN = int | float | str | None
 
 
 def made_in_parts(make: Callable[[], Any], aggregation: Any) -> Any:
