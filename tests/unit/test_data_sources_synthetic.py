@@ -67,8 +67,13 @@ def test_the_same_seed_gives_the_same_numbers(make):
         (synthetic_texts, {"examples": 2, "classes": -1}, "classes=-1"),
         (synthetic_texts, {"examples": 2, "vocabulary": 3}, "vocabulary=3"),
         (synthetic_values, {"examples": 2, "shape": (0,)}, "shape[0]=0"),
+        (synthetic_values, {"examples": 2, "shape": 5}, "shape=5"),
+        (synthetic_images, {"examples": 2, "shape": None}, "shape=None"),
+        (synthetic_images, {"examples": 2, "seed": -1}, "seed=-1"),
+        (synthetic_texts, {"examples": 2, "seed": 0.5}, "seed=0.5"),
+        (synthetic_values, {"examples": 2, "seed": None}, "seed=None"),
     ],
 )
-def test_numbers_that_make_nothing(make, arguments, message):
+def test_arguments_that_make_nothing(make, arguments, message):
     with refused(ConfigurationError, message):
         make(**arguments)

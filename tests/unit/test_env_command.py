@@ -84,3 +84,15 @@ def test_ray_is_named_where_it_runs_the_process(
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", '{"runtime_env": {"env_vars": {"A": "word"}}}')
     assert "word" not in f"{shown_variables()}"
     assert shown_variables()["RAY_ADDRESS"] == "head:6379"
+
+
+def test_aws_batch_is_named_and_the_credentials_of_its_job_are_not_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "word")
+    monkeypatch.setenv("AWS_BATCH_JOB_ID", "1f2e:0#1")
+    monkeypatch.setenv("AWS_BATCH_JOB_NODE_INDEX", "1")
+    assert schedulers() == ["AWS Batch"]
+    shown = {name: value for name, value in shown_variables().items() if name.startswith("AWS_")}
+    assert shown == {"AWS_BATCH_JOB_ID": "1f2e:0#1", "AWS_BATCH_JOB_NODE_INDEX": "1"}

@@ -357,7 +357,7 @@ def test_a_run_with_all_that_can_happen(tmp_path: Path) -> None:
         "gather in a loop or branch 40,960 dense/BiasAdd ranked/Unique train.py:31",
         "the loss is 17.5 at step 120",
         "Callbacks that took longest TensorBoard 120 ms, CSVLogger 24 ms",
-        "6 checkpoints, training stood still for",
+        "6 checkpoints, at most 60 steps apart, training stood still for",
         "42 s 11.9 s 4 3 3 finished",  # the second attempt, 42 s after the first one
         "learning_rate 0.003",
         "communication.reason all on CPUs, without MPI",
@@ -373,6 +373,20 @@ def test_a_run_with_all_that_can_happen(tmp_path: Path) -> None:
     marks = [attributes["class"] for tag, attributes in page.elements if tag == "g" and "class" in attributes]
     assert marks.count("mark alarm") == 3 * 2  # in the charts of loss, accuracy and loss by step
     assert marks.count("mark attempt") == 3  # in those by time
+
+
+def test_the_longest_way_from_a_checkpoint_to_the_next_is_told(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "it", epochs=4, steps=60)
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    # The one of step 120 is missing; a second attempt saved step 60 once more.
+    saved = [event for event in events if event["kind"] == "checkpoint"]
+    events.remove(saved[1])
+    events.append(saved[0])
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    text = page_of(run, output=tmp_path / "page.html").text
+    assert "4 checkpoints, at most 120 steps apart, training stood still for" in text
+    one = page_of(write_run(tmp_path / "one", epochs=1), output=tmp_path / "one.html").text
+    assert "1 checkpoint, training stood still for" in one
 
 
 def test_steps_that_were_made_again_count_once(tmp_path: Path) -> None:

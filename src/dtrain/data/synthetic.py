@@ -72,14 +72,14 @@ def synthetic_images(
         float32 images of shape (examples, *shape) from 0 to 1, and int64 labels of shape (examples,).
 
     Raises:
-        ConfigurationError: a number is not positive.
+        ConfigurationError: a number is not positive, the seed is negative, or the shape is no tuple.
 
     Example:
         ```python
         images, labels = dtrain.data.synthetic_images(100, shape=(8, 8, 1), classes=3)
         ```
     """
-    _check(examples=examples, classes=classes, **{f"shape[{at}]": size for at, size in enumerate(shape)})
+    _check(seed, examples=examples, classes=classes, **_sizes(shape))
     patterns = np.random.default_rng([_RULE_SEED, classes, *shape]).random((classes, *shape), np.float32)
     random = np.random.default_rng(seed)
     labels = _balanced_labels(random, examples, classes)
@@ -108,7 +108,8 @@ def synthetic_texts(
         int32 tokens of shape (examples, length) and int64 labels of shape (examples,).
 
     Raises:
-        ConfigurationError: a number is not positive, or the vocabulary is too small for the classes.
+        ConfigurationError: a number is not positive, the seed is negative, or the vocabulary is too small for
+            the classes.
 
     Example:
         ```python
@@ -116,7 +117,7 @@ def synthetic_texts(
         print(tokens.shape)  # (100, 16)
         ```
     """
-    _check(examples=examples, length=length, vocabulary=vocabulary, classes=classes)
+    _check(seed, examples=examples, length=length, vocabulary=vocabulary, classes=classes)
     # A tenth of the tokens belong to one class each; all classes use the others.
     own = max(1, (vocabulary - 1) // (10 * classes))
     if vocabulary - 1 <= own * classes:
@@ -146,7 +147,7 @@ def synthetic_values(examples: int, shape: tuple[int, ...] = (10,), seed: int = 
         float32 inputs of shape (examples, *shape) and targets (examples, 1), both of variance about 1.
 
     Raises:
-        ConfigurationError: a number is not positive.
+        ConfigurationError: a number is not positive, the seed is negative, or the shape is no tuple.
 
     Example:
         ```python
@@ -154,7 +155,7 @@ def synthetic_values(examples: int, shape: tuple[int, ...] = (10,), seed: int = 
         validation = dtrain.data.synthetic_values(50, shape=(4,), seed=1)
         ```
     """
-    _check(examples=examples, **{f"shape[{at}]": size for at, size in enumerate(shape)})
+    _check(seed, examples=examples, **_sizes(shape))
     rule = np.random.default_rng([_RULE_SEED, *shape])
     weights = rule.standard_normal((math.prod(shape), 1), np.float32)
     weights /= np.linalg.norm(weights)
@@ -168,6 +169,17 @@ def _balanced_labels(random: np.random.Generator, examples: int, classes: int) -
     return random.permutation(np.arange(examples, dtype=np.int64) % classes)
 
 
-def _check(**numbers: int) -> None:
+def _check(seed: int, **numbers: int) -> None:
     for name, number in numbers.items():
         whole_number(number, name, 1)
+    whole_number(seed, "seed", 0)
+
+
+def _sizes(shape: tuple[int, ...]) -> dict[str, int]:
+    """The sizes of a shape by their names in messages, such as `shape[0]`."""
+    try:
+        return {f"shape[{axis}]": size for axis, size in enumerate(shape)}
+    except TypeError as error:
+        raise ConfigurationError(
+            f"shape={shape!r} is not a tuple.", hint="give the size of each axis, such as shape=(10,)"
+        ) from error

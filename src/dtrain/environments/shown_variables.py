@@ -9,8 +9,8 @@ import os
 import re
 
 _PREFIXES = (
-    "CUDA_", "DTRAIN_", "JOBSET_", "KERAS_", "KUBERNETES_SERVICE_HOST", "LSB_", "NCCL_", "OMPI_", "PBS_",
-    "PET_", "PMI_", "RAY_", "SLURM_", "TF_", "TPU_", "XLA_",
+    "AWS_BATCH_", "CUDA_", "DTRAIN_", "JOBSET_", "KERAS_", "KUBERNETES_SERVICE_HOST", "LSB_", "NCCL_",
+    "OMPI_", "PBS_", "PET_", "PMI_", "RAY_", "SLURM_", "TF_", "TPU_", "XLA_",
 )  # fmt: skip
 # Open MPI names a program's arguments and its transports' key, Ray the variables of a submitted job.
 _SECRET_NAME = re.compile(
@@ -23,6 +23,7 @@ _SCHEDULERS = {
     "SLURM_JOB_ID": "Slurm",
     "PBS_JOBID": "PBS",
     "LSB_JOBID": "LSF",
+    "AWS_BATCH_JOB_ID": "AWS Batch",
     "KUBERNETES_SERVICE_HOST": "Kubernetes",
     "RAY_RAYLET_PID": "Ray",  # in a task or an actor, and in what it starts
     "RAY_JOB_CONFIG_JSON_ENV_VAR": "Ray",  # in a program that ray job submit starts

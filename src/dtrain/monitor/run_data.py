@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -237,6 +238,12 @@ class EventSummary:
     plan: CommunicationPlan | None = None
     end: str = ""
     last: float | None = None
+
+    @property
+    def checkpoint_distance(self) -> int | None:
+        """The most steps from a checkpoint to the next one; None for fewer than two checkpoints."""
+        steps = sorted({saved.step for saved in self.checkpoints if saved.step is not None})
+        return max((after - before for before, after in pairwise(steps)), default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
