@@ -169,6 +169,13 @@ def in_branches_and_loops(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
 
 
 @case
+def with_a_whole_batch(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
+    """What is computed of a weight and of a batch that each replica has whole is a batch, too."""
+    batch = tf.reshape(tf.cumsum(rows[:, 0]), [-1, *[1] * len(w.shape)]) * w
+    return tf.shape(batch), tf.reduce_sum(batch, 0), batch * rows[0, 0]
+
+
+@case
 def trained(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
     """With a regularizer, which counts once although a replica has no rows."""
     with tf.GradientTape() as tape:
