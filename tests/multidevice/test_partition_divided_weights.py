@@ -169,6 +169,18 @@ def in_branches_and_loops(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
 
 
 @case
+def arranged_anew_in_branches_and_loops(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
+    def flat() -> tf.Tensor:
+        return tf.reshape(tf.transpose(w, [*range(1, len(w.shape)), 0]), [-1])
+
+    return (
+        tf.cond(tf.reduce_sum(rows) > 0.0, flat, lambda: flat() * 2.0),
+        tf.switch_case(names(w, rows)[0] % 2, [flat, lambda: tf.reshape(w, [-1])]),
+        tf.while_loop(lambda i, a: i < 2, lambda i, a: (i + 1, flat()), [0, tf.reshape(w, [-1])])[1],
+    )
+
+
+@case
 def with_a_whole_batch(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
     """What is computed of a weight and of a batch that each replica has whole is a batch, too."""
     batch = tf.reshape(tf.cumsum(rows[:, 0]), [-1, *[1] * len(w.shape)]) * w
