@@ -187,6 +187,12 @@ def test_a_read_in_strategy_run_is_an_error() -> None:
         made.distribute_strategy.run(lambda: made(X))
 
 
+def test_a_read_in_a_function_that_xla_compiles_is_an_error() -> None:
+    made = trained()
+    with pytest.raises(StepError, match=r"The weight '.*kernel.*' is divided .* function that XLA compiles"):
+        tf.function(made, jit_compile=True)(X)
+
+
 def test_models_are_saved_whole(tmp_path: Path) -> None:
     made = trained()
     weights, outputs = made.get_weights(), made.predict(X, verbose=0)
