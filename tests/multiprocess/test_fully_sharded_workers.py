@@ -27,6 +27,7 @@ NAMES = (
     "table_divided_by_rows",
     "table_divided_by_columns",
     "recurrent",
+    "loops_and_branches",
 )
 HOW = {"batch_size": 8, "verbose": 0, "shuffle": False}
 

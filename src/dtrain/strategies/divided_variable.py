@@ -122,7 +122,9 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
                 hint="read weights and save in every worker, and not in one of them alone (each writes the "
                 "whole model, to the same path if you like)",
             ) from None
-        return first_dim_back(whole, dim, rank)
+        whole = first_dim_back(whole, dim, rank)
+        whole.set_shape(self.shape)  # no graph knows what workers gather, and layers are built by shapes
+        return whole
 
     def read_value(self) -> Any:
         """The whole value."""
