@@ -366,9 +366,9 @@ def test_few_rows_of_a_table_are_sent_in_its_place(
         def _count(self, parts: Any) -> None:
             numbers.append(max(sum(part.shape.num_elements() or 0 for part in value) for value in parts))
 
-        def gathers(self, parts: Any, *, in_group: bool = False) -> Any:
+        def gathers(self, parts: Any, *, in_group: bool = False, nested: bool = False) -> Any:
             self._count(parts)
-            return super().gathers(parts, in_group=in_group)
+            return super().gathers(parts, in_group=in_group, nested=nested)
 
         def scattered_sums(self, rows: Any, bounds: Any, parts: Any, *, nested: bool) -> Any:
             self._count(parts)
