@@ -207,6 +207,30 @@ def own_step_that_assigns() -> Any:
     return made
 
 
+class UpdateInBranch(keras.Model):  # type: ignore[misc]
+    """Updates in a branch, by gradients that are computed before it."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        weights = self.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        norm = tf.linalg.global_norm(gradients)
+        halves = [0.5 * gradient for gradient in gradients]
+        update = self.optimizer.apply
+        tf.cond(norm > 1.5, lambda: update(halves, weights), lambda: update(gradients, weights))
+        return {"loss": loss, "norm": norm}
+
+
+@model
+def updated_in_a_branch() -> Any:
+    inputs = keras.Input((6,))
+    made = UpdateInBranch(inputs, L.Dense(2)(L.Dense(8, "tanh")(inputs)))
+    made.compile(keras.optimizers.Adam(0.01), "mse")
+    return made
+
+
 class InControlFlow(keras.layers.Layer):  # type: ignore[misc]
     """Reads its weight in a loop and in branches."""
 

@@ -106,6 +106,7 @@ class _Member:
         self._place = self._group.index(place)
         self._every = [*range(sum(map(len, processes.groups)))]
         self._number = place
+        self._token = tf.Variable(0.0, trainable=False)  # read and written by each call: they keep one order
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return self._call(tensors, sum)
@@ -123,8 +124,13 @@ class _Member:
             everyone = self._processes.exchange(self._number, list(arrays))
             return [np.asarray(combine(list(values))) for values in zip(*everyone, strict=True)]
 
-        outputs = tf.numpy_function(run, list(tensors), [tensor.dtype for tensor in tensors])
-        return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+        before = self._token.read_value()
+        with tf.control_dependencies([before]):
+            outputs = tf.numpy_function(run, list(tensors), [tensor.dtype for tensor in tensors])
+        made = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+        with tf.control_dependencies(made):
+            self._token.assign(before, read_value=False)
+        return made
 
 
 class StepOnReplicas:

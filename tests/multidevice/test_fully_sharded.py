@@ -187,6 +187,12 @@ def test_a_read_in_strategy_run_is_an_error() -> None:
         made.distribute_strategy.run(lambda: made(X))
 
 
+def test_a_read_in_a_function_that_xla_compiles_is_an_error() -> None:
+    made = trained()
+    with pytest.raises(StepError, match=r"The weight '.*kernel.*' is divided .* function that XLA compiles"):
+        tf.function(made, jit_compile=True)(X)
+
+
 def test_models_are_saved_whole(tmp_path: Path) -> None:
     made = trained()
     weights, outputs = made.get_weights(), made.predict(X, verbose=0)
@@ -194,11 +200,11 @@ def test_models_are_saved_whole(tmp_path: Path) -> None:
     made.save_weights(tmp_path / "model.weights.h5")
     made.export(tmp_path / "exported", verbose=False)
     written = tf.train.Checkpoint(model=made).save(str(tmp_path / "checkpoint"))
-    exported = tf.saved_model.load(tmp_path / "exported")
-    np.testing.assert_allclose(exported.serve(X), outputs, rtol=1e-5, atol=1e-6)
     for scope in (made.distribute_strategy.scope(), tf.distribute.get_strategy().scope()):
         with scope:
             loaded = keras.models.load_model(tmp_path / "model.keras")
+            exported = tf.saved_model.load(tmp_path / "exported")
+        np.testing.assert_allclose(exported.serve(X), outputs, rtol=1e-5, atol=1e-6)
         for one, other in zip(loaded.get_weights(), weights, strict=True):
             np.testing.assert_array_equal(one, other)
         assert loaded.fit(X, X[:, :4], verbose=0).history["loss"] == pytest.approx(

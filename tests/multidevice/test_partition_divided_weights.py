@@ -169,6 +169,25 @@ def in_branches_and_loops(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
 
 
 @case
+def arranged_anew_in_branches_and_loops(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
+    def flat() -> tf.Tensor:
+        return tf.reshape(tf.transpose(w, [*range(1, len(w.shape)), 0]), [-1])
+
+    return (
+        tf.cond(tf.reduce_sum(rows) > 0.0, flat, lambda: flat() * 2.0),
+        tf.switch_case(names(w, rows)[0] % 2, [flat, lambda: tf.reshape(w, [-1])]),
+        tf.while_loop(lambda i, a: i < 2, lambda i, a: (i + 1, flat()), [0, tf.reshape(w, [-1])])[1],
+    )
+
+
+@case
+def with_a_whole_batch(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
+    """What is computed of a weight and of a batch that each replica has whole is a batch, too."""
+    batch = tf.reshape(tf.cumsum(rows[:, 0]), [-1, *[1] * len(w.shape)]) * w
+    return tf.shape(batch), tf.reduce_sum(batch, 0), batch * rows[0, 0]
+
+
+@case
 def trained(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:
     """With a regularizer, which counts once although a replica has no rows."""
     with tf.GradientTape() as tape:
@@ -347,9 +366,9 @@ def test_few_rows_of_a_table_are_sent_in_its_place(
         def _count(self, parts: Any) -> None:
             numbers.append(max(sum(part.shape.num_elements() or 0 for part in value) for value in parts))
 
-        def gathers(self, parts: Any, *, in_group: bool = False) -> Any:
+        def gathers(self, parts: Any, *, in_group: bool = False, nested: bool = False) -> Any:
             self._count(parts)
-            return super().gathers(parts, in_group=in_group)
+            return super().gathers(parts, in_group=in_group, nested=nested)
 
         def scattered_sums(self, rows: Any, bounds: Any, parts: Any, *, nested: bool) -> Any:
             self._count(parts)
@@ -385,8 +404,8 @@ def test_with_overlap_a_weight_is_gathered_one_layer_earlier(overlap: bool) -> N
     gathers: list[tf.Operation] = []
 
     class Noted(Collectives):
-        def gathers(self, parts: Any, *, in_group: bool = False) -> Any:
-            wholes = super().gathers(parts, in_group=in_group)
+        def gathers(self, parts: Any, *, in_group: bool = False, nested: bool = False) -> Any:
+            wholes = super().gathers(parts, in_group=in_group, nested=nested)
             gathers.extend(whole[0].op for whole in wholes)
             return wholes
 

@@ -17,7 +17,7 @@ from tests.fully_sharded_models import MODELS, numbers
 
 import dtrain
 from dtrain.collectives.sockets import SocketCalls
-from dtrain.errors import DtrainError, TaskFailedError
+from dtrain.errors import DtrainError, StepError, TaskFailedError
 from fault_jobs import Training, assert_nothing_left, assert_same, run
 
 L = keras.layers
@@ -28,6 +28,7 @@ NAMES = (
     "table_divided_by_rows",
     "table_divided_by_columns",
     "recurrent",
+    "loops_and_branches",
 )
 HOW = {"batch_size": 8, "verbose": 0, "shuffle": False}
 
@@ -245,10 +246,17 @@ def sharded() -> Any:
     return dtrain.FullyShardedStrategy(smallest=1)
 
 
-def of_two_devices() -> dict[str, Any]:
+def of_two_devices(name: str = "dense_of_uneven_parts") -> dict[str, Any]:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    return numbers(sharded(), MODELS["dense_of_uneven_parts"])[1]
+    return numbers(sharded(), MODELS[name])[1]
+
+
+def refused_in_loops() -> str:
+    try:
+        return str(of_two_devices("loops_and_branches"))
+    except StepError as error:
+        return str(error)
 
 
 def by_tensorflow() -> dict[str, Any]:
@@ -263,6 +271,11 @@ def test_tensorflows_collectives_have_the_numbers_of_one_device(way: Callable[[]
     for found in dtrain.spawn(way, 2):
         for (key, one), right in zip(found.items(), expected.values(), strict=True):
             np.testing.assert_allclose(one, right, rtol=2e-4, atol=1e-5, err_msg=key)
+
+
+@pytest.mark.long
+def test_a_weight_that_tensorflows_collectives_would_gather_in_a_loop_is_an_error() -> None:
+    assert all("inside a condition or a loop" in text for text in dtrain.spawn(refused_in_loops, 2))
 
 
 @pytest.mark.long

@@ -91,8 +91,9 @@ class Collectives:
         del marks
         return self.sums(parts, nested=nested)
 
-    def gathers(self, parts: Parts, *, in_group: bool = False) -> Parts:
+    def gathers(self, parts: Parts, *, in_group: bool = False, nested: bool = False) -> Parts:
         """The rows of each value's parts, of all replicas or those of a shard group, in their order."""
+        del nested
         own = [tensors[0] if len(tensors) == 1 else tf.concat(tensors, axis=0) for tensors in parts]
         return self._on_each(self._processes.all_gather(own, in_group=in_group), parts)
 

@@ -244,8 +244,9 @@ class Emission:
 
         def gather() -> None:
             with tf.control_dependencies([tokens[node] for node in pins if node in tokens]):
-                note(by_all, together.gathers, _rows_first, _rows_back)
-                note(in_group, lambda parts: together.gathers(parts, in_group=True), _rows_first, _rows_back)
+                for some, among in ((by_all, False), (in_group, True)):
+                    make = functools.partial(together.gathers, in_group=among, nested=nested)
+                    note(some, make, _rows_first, _rows_back)
 
         if together.overlap:  # sums wait for what this round computes
             gather()

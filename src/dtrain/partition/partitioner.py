@@ -29,7 +29,7 @@ from dtrain.partition.traced import (
     constant_of,
     read_graph,
 )
-from dtrain.partition.values import Value, layout_of_sizes
+from dtrain.partition.values import Value, layout_of_sizes, product
 
 Rule = Callable[["Partitioner", TracedOperation, list[Value]], "list[Value] | None"]
 """Returns the values of the outputs; None if the operation needs its inputs whole."""
@@ -244,7 +244,7 @@ class Partitioner(NamedRows):
         if not arranged and (op.type in (*_BRANCHING, *_NEED_ROWS) or self._is_function(op)):
             return inputs
         alike = len({(value.layout) for value in weights}) == 1 and not arranged
-        if op.type in FOR_WEIGHTS and alike and all(value.replicated or value.partial for value in others):
+        if op.type in FOR_WEIGHTS and alike and _broadcast_onto(weights[0], others):
             layout = weights[0].division
             return [
                 self.divided(value, layout) if value.partial and value.shape == weights[0].shape else value
@@ -416,6 +416,16 @@ class Partitioner(NamedRows):
         finally:
             self.gathered, self._after = gathered, after
         return values
+
+
+def _broadcast_onto(weight: Value, others: Sequence[Value]) -> bool:
+    """Whether each replica has values that are surely no larger than a divided weight, or sums of them.
+
+    What is computed with a larger value, such as a whole batch, is no part of a weight.
+    """
+    most = product(weight.shape) or 0
+    numbers = [product(value.shape) for value in others if value.replicated or value.partial]
+    return len(numbers) == len(others) and all(n is not None and n <= most for n in numbers)
 
 
 def exists_once(inputs: Sequence[Value]) -> bool:

@@ -110,6 +110,12 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
                 f"The weight {self.name!r} is divided over the replicas, and was read in strategy.run.",
                 hint="train by fit, or by a train_step of your own",
             )
+        if tf_tracing.in_xla_graph():
+            raise StepError(
+                f"The weight {self.name!r} is divided over the replicas, and was read in a function that XLA "
+                "compiles outside of a step of fit: XLA cannot gather it.",
+                hint="call predict, or leave jit_compile=True out of your tf.function",
+            )
         dim, rank = self.dtrain_divided_dim, len(self.shape)
         rows = [first_dim(part.read_value(), dim, rank) for part in self.values]
         strategy = self.distribute_strategy
@@ -123,7 +129,9 @@ class DividedVariable(ReadAsNumber, WithEntries, Mirrored):  # type: ignore[misc
                 hint="read weights and save in every worker, and not in one of them alone (each writes the "
                 "whole model, to the same path if you like)",
             ) from None
-        return first_dim_back(whole, dim, rank)
+        whole = first_dim_back(whole, dim, rank)
+        whole.set_shape(self.shape)  # no graph knows what workers gather, and layers are built by shapes
+        return whole
 
     def read_value(self) -> Any:
         """The whole value."""

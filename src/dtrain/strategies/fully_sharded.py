@@ -30,7 +30,9 @@ class _Divides(MultiWorkerMirroredExtended):
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         on_read = kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
         parts = 1 if self._layout.shard_groups is None else self._layout.shard_groups.parts
-        if parts == 1 or on_read or tf.is_symbolic_tensor(kwargs.get("initial_value")):
+        value = kwargs.get("initial_value")
+        # A variable of a SavedModel gets its value later; the functions of a SavedModel read it whole.
+        if parts == 1 or on_read or value is None or tf.is_symbolic_tensor(value):
             return super()._create_variable(next_creator, **kwargs)
         with memory_explained(self._container_strategy()):
             return self._made(next_creator, parts, kwargs)

@@ -78,10 +78,15 @@ class StrategyCollectives(Collectives):
         variables = self._marks.variables(marks)
         return self._in_replicas(lambda *gradients: sum_gradients(gradients, variables), parts)
 
-    def gathers(self, parts: Parts, *, in_group: bool = False) -> Parts:
-        """As `Collectives.gathers`; under TensorFlow's collectives, a shard group is one process."""
+    def gathers(self, parts: Parts, *, in_group: bool = False, nested: bool = False) -> Parts:
+        """As `Collectives.gathers`; under TensorFlow's collectives, a shard group is one process.
+
+        Raises:
+            StepError: as `sums`.
+        """
         if in_group or not self._by_tensorflow:
-            return super().gathers(parts, in_group=in_group)
+            return super().gathers(parts, in_group=in_group, nested=nested)
+        _check_not(nested)
         return self._in_replicas(lambda *own: [gather_examples(tensor) for tensor in own], parts)
 
     def scattered_sums(

@@ -118,9 +118,9 @@ def reduced_already(original: Callable[..., Any], self: Any, grads_and_vars: Any
     are returned. Code of the optimizer that runs earlier, such as Nadam's, still gets all pairs: it may write
     variables that all replicas hold.
     """
-    if not thread_state.updating_locally:
+    if not (thread_state.updating_locally or thread_state.single_program):
         return original(self, grads_and_vars)
-    plan = plans.get(self)
+    plan = plans.get(self) if thread_state.updating_locally else None
     return list(grads_and_vars) if plan is None or not plan.owners else plan.own(self, grads_and_vars)
 
 

@@ -49,7 +49,7 @@ def _branches(
         index = _truth(step, index)
     rest = [step.whole_sizes(value) for value in rest]
     graphs = [step.called(op, name) for name in names]
-    outputs = [step.tried(lambda block, graph=graph: step.run(graph, rest)) for graph in graphs]  # type: ignore[misc]
+    outputs = [step.tried(lambda block, graph=graph: _run(step, graph, rest)) for graph in graphs]  # type: ignore[misc]
     layouts = [
         joined([(value.layout, value.shape) for value in values]) for values in zip(*outputs, strict=True)
     ]
@@ -126,6 +126,11 @@ def _truth(step: Partitioner, value: Value) -> Value:
     return Value((ref,) * step.replicas.here, REPLICATED, ())
 
 
+def _run(step: Partitioner, graph: TracedGraph, inputs: Sequence[Value]) -> list[Value]:
+    """What a branch or body returns. A weight that it arranges anew is whole: no layout says how it is."""
+    return [step.whole(value) if value.views else value for value in step.run(graph, inputs)]
+
+
 def _body(
     step: Partitioner, graph: TracedGraph, inputs: Sequence[Value], layouts: Sequence[Layout]
 ) -> NodeBlock:
@@ -133,7 +138,7 @@ def _body(
 
     def make(block: NodeBlock) -> list[Ref]:
         given = [dataclasses.replace(value, parts=_inputs(block, value), whole={}) for value in inputs]
-        return _parts(step, step.run(graph, given), layouts)
+        return _parts(step, _run(step, graph, given), layouts)
 
     return step.body(make)
 
@@ -190,7 +195,7 @@ def _while(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[
         return [values[place] for place in range(len(inputs))]
 
     for _ in range(_TRIES + 2 * len(moving)):  # what is carried may move on by one place in each iteration
-        outputs = step.tried(lambda block: step.run(body, given(block)))
+        outputs = step.tried(lambda block: _run(step, body, given(block)))
         before = dict(carried)
         for place in moving:
             output = outputs[place]
@@ -202,7 +207,7 @@ def _while(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[
     layouts = list(carried.values())
 
     def repeat(block: NodeBlock) -> list[Ref]:
-        outputs = step.run(body, given(block))
+        outputs = _run(step, body, given(block))
         return _parts(step, [outputs[place] for place in moving], layouts)
 
     blocks = [
