@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -19,6 +20,7 @@ from dtrain.partition.marks import marked
 from dtrain.partition.nodes import LOOP
 from dtrain.partition.partition import Partitioned, by_batch
 from dtrain.partition.replicas import Replicas
+from partitioned import Processes
 
 RANDOM = np.random.default_rng(2)
 X = RANDOM.normal(size=(7, 3)).astype("float32")
@@ -163,6 +165,26 @@ def test_xla_compiles_loops_that_fill_a_list() -> None:
     np.testing.assert_allclose(found[0], whole(X, W), rtol=1e-5, atol=1e-6)
     assert compiled_calls(made) == 2
     assert not [op.name for op in made.graph.get_operations() if "While" in op.type]
+
+
+def test_xla_compiles_no_branch_in_which_processes_communicate() -> None:
+    def sum_in_a_branch(x: Any, w: Any) -> Any:
+        y = x @ w
+        return tf.cond(tf.reduce_sum(y) > -1e9, lambda: tf.reduce_sum(tf.tanh(y)) ** 2, lambda: 0.0)
+
+    specs = tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec([3, 4], tf.float32)
+    whole = tf.function(sum_in_a_branch, autograph=False).get_concrete_function(*specs)
+    together, members = Processes(2), [0, 1]
+
+    def run(place: int, part: np.ndarray, communication: Collectives) -> float:
+        step = Partitioned(whole, [by_batch(), REPLICATED], Replicas(1, 2, place, ("/cpu:0",)))
+        made = tf.function(lambda sizes, *given: step(sizes, given, communication, compiled=True))
+        return float(made(tf.constant(SIZES), [tf.constant(part)], [tf.constant(W)])[0])
+
+    with ThreadPoolExecutor(2) as pool:
+        communications = [Collectives(together.member(place), ["/cpu:0"]) for place in members]
+        found = list(pool.map(run, members, np.split(X, [SIZES[0]]), communications))
+    np.testing.assert_allclose(found, [whole(X, W)] * 2, rtol=1e-5)
 
 
 def compiled_step(units: int) -> list[Any]:

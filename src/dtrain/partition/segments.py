@@ -52,12 +52,13 @@ class Segment:
 def segments_of(
     nodes: Sequence[Node], block: Set[Node], readers: Readers, results: Sequence[Ref], *, alone: bool
 ) -> tuple[list[Node], dict[int, Segment], list[Node]]:
-    """Divides nodes of one level that do not communicate.
+    """Divides nodes of one level that are no collectives.
 
     XLA can neither take nor give back a list of tensors, and knows no text. So a node that makes a list for
-    others is in no segment, nor is one that reads one of others, nor one that draws by the program's seed. A
-    list that is the same for all replicas is made in each segment that needs it. So is what is computed
-    everywhere: of a shape that is given to it, XLA compares the numbers in each call.
+    others is in no segment, nor is one that reads one of others, nor one that draws by the program's seed,
+    nor a loop or branch in which replicas communicate. A list that is the same for all replicas is made in
+    each segment that needs it. So is what is computed everywhere: of a shape that is given to it, XLA
+    compares the numbers in each call.
 
     Args:
         nodes: the nodes, each after its inputs.
@@ -69,7 +70,7 @@ def segments_of(
     Returns:
         The nodes that run before the segments; the segments, by the replica; the nodes that run after them.
     """
-    outside = {node for node in nodes if _reads_text(node) or draws(node)}
+    outside = {node for node in nodes if node.communicates or _reads_text(node) or draws(node)}
     outside |= {ref.node for ref in results if ref.dtype == tf.variant}
     while True:
         before, own, after = _divided(nodes, outside, block, alone=alone)
