@@ -100,7 +100,7 @@ def test_of_a_divided_weight_only_the_parts_that_are_needed_are_read() -> None:
     whole = np.arange(42.0).reshape(7, 6)
     seen: list[Any] = []
     parts = {f"own/0/{replica}": Part(rows, seen) for replica, rows in enumerate(np.array_split(whole, 3))}
-    stored = StoredValue(0, Entry("kernel", (7, 6), "float64", "divided:0"), parts, 3)  # type: ignore[arg-type]
+    stored = StoredValue(0, Entry("kernel", (7, 6), "float64", "divided:0"), parts)  # type: ignore[arg-type]
     assert (stored.rows(0, 4, 7).numpy() == whole[4:7]).all() and len(seen) == 2
     assert (stored.rows(1, 2, 5).numpy() == whole[:, 2:5]).all() and len(seen) == 5
     assert (stored.whole().numpy() == whole).all()
