@@ -440,6 +440,46 @@ def test_with_overlap_a_weight_is_gathered_one_layer_earlier(overlap: bool) -> N
         np.testing.assert_allclose(np.concatenate(halves[id(weight.handle)]), weight, rtol=1e-5)
 
 
+def test_a_weight_that_a_loop_only_reads_is_gathered_once() -> None:
+    """Forward and backward, through a function and a branch; one that the loop writes is gathered in it."""
+    read, written = tf.Variable(np.eye(4, dtype="float32")), tf.Variable(np.eye(4, dtype="float32"))
+
+    @tf.function(autograph=False)
+    def product(x: tf.Tensor) -> tf.Tensor:
+        return x @ read
+
+    def looped(rows: tf.Tensor) -> Any:
+        def body(i: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            written.assign_add(tf.ones([4, 4]) * 0.1)
+            turned = tf.cond(i > 1, lambda: x @ tf.transpose(read), lambda: product(x))
+            return i + 1, tf.tanh(turned @ written)
+
+        with tf.GradientTape() as tape:
+            last = tf.while_loop(lambda i, x: i < 3, body, [0, rows])[1]
+            loss = tf.reduce_sum(last)
+        return tape.gradient(loss, read)
+
+    concrete = tf.function(looped, autograph=False).get_concrete_function(tf.TensorSpec([2, 4]))
+    halves = {
+        id(variable.handle): [tf.Variable(half) for half in np.split(variable.numpy(), 2)]
+        for variable in (read, written)
+    }
+    step = Partitioned(
+        concrete,
+        [by_batch()],
+        Replicas(2, 2),
+        copies=lambda captured: [half.handle for half in halves[id(captured)]],
+        held=lambda captured: by_weight((4, 4), 0),
+    )
+    gathers = [part for part in step.plan.communications if part.kind == "gather" and part.shape == (4, 4)]
+    assert sorted(part.nested for part in gathers) == [False, True, True]
+    rows = np.linspace(-1.0, 1.0, 8, dtype="float32").reshape(2, 4)
+    spec = [tf.TensorSpec([1, 4])] * 2
+    run = tf.function(lambda parts: step(tf.constant([1, 1]), [parts]), autograph=False)
+    (gradient,) = run.get_concrete_function(spec)(np.split(tf.constant(rows), 2))
+    np.testing.assert_allclose(gradient, concrete(tf.constant(rows)), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("index", [29, -1])
 def test_a_row_that_a_divided_table_does_not_have_is_an_error(index: int) -> None:
     def looked_up_outside(w: tf.Variable, rows: tf.Tensor, dim: int) -> Any:

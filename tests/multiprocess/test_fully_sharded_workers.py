@@ -246,36 +246,43 @@ def sharded() -> Any:
     return dtrain.FullyShardedStrategy(smallest=1)
 
 
-def of_two_devices(name: str = "dense_of_uneven_parts") -> dict[str, Any]:
+def of_two_devices(name: str) -> dict[str, Any]:
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     return numbers(sharded(), MODELS[name])[1]
 
 
-def refused_in_loops() -> str:
+def refused_in_branches() -> str:
     try:
         return str(of_two_devices("loops_and_branches"))
     except StepError as error:
         return str(error)
 
 
-def by_tensorflow() -> dict[str, Any]:
+def by_tensorflow(name: str) -> dict[str, Any]:
     strategy = dtrain.FullyShardedStrategy(smallest=1, communication="tensorflow")
-    return numbers(strategy, MODELS["dense_of_uneven_parts"])[1]
+    return numbers(strategy, MODELS[name])[1]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("way", [of_two_devices, by_tensorflow])
-def test_tensorflows_collectives_have_the_numbers_of_one_device(way: Callable[[], Any]) -> None:
-    expected = numbers(tf.distribute.get_strategy(), MODELS["dense_of_uneven_parts"])[1]
-    for found in dtrain.spawn(way, 2):
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        (of_two_devices, "dense_of_uneven_parts"),
+        (of_two_devices, "recurrent"),
+        (by_tensorflow, "dense_of_uneven_parts"),
+    ],
+)
+def test_tensorflows_collectives_have_the_numbers_of_one_device(way: Callable[[str], Any], name: str) -> None:
+    expected = numbers(tf.distribute.get_strategy(), MODELS[name])[1]
+    for found in dtrain.spawn(way, 2, args=(name,)):
         for (key, one), right in zip(found.items(), expected.values(), strict=True):
             np.testing.assert_allclose(one, right, rtol=2e-4, atol=1e-5, err_msg=key)
 
 
 @pytest.mark.long
-def test_a_weight_that_tensorflows_collectives_would_gather_in_a_loop_is_an_error() -> None:
-    assert all("inside a condition or a loop" in text for text in dtrain.spawn(refused_in_loops, 2))
+def test_a_weight_that_tensorflows_collectives_would_gather_in_a_branch_is_an_error() -> None:
+    assert all("inside a condition or a loop" in text for text in dtrain.spawn(refused_in_branches, 2))
 
 
 @pytest.mark.long

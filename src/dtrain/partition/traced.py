@@ -82,10 +82,16 @@ class TracedOperation:
     @property
     def control_flow(self) -> bool:
         """Whether it calls functions."""
-        return any(
-            attribute.WhichOneof("value") == "func" or attribute.list.func
+        return bool(self.functions)
+
+    @property
+    def functions(self) -> list[str]:
+        """The names of the functions that it calls."""
+        return [
+            function.name
             for attribute in self.node.attr.values()
-        )
+            for function in ([attribute.func] if attribute.HasField("func") else attribute.list.func)
+        ]
 
     @property
     def frames(self) -> Sequence[Any]:

@@ -37,6 +37,7 @@ class Value:
         variable_shape: of the handle of a variable, the variable's static shape.
         in_parts: of the handle of a variable, whether the sum of the replicas' copies is its value.
         held: of the handle of a variable that is divided, how.
+        read: of such a handle, the whole value that the variable has in a loop, which does not write it.
         views: of a divided weight, the operations on the whole of it that are made when it is whole, each
             with its other inputs: they only arrange its elements anew. `shape` is that of the last one.
         summed, kept: of axes that only the running step knows, those that surely are among them, and not.
@@ -56,6 +57,7 @@ class Value:
     variable_shape: Shape = None
     in_parts: bool = False
     held: Sharded | None = None
+    read: Value | None = None
     views: tuple[tuple[TracedOperation, tuple[Value, ...]], ...] = ()
     summed: frozenset[int] = frozenset()
     kept: frozenset[int] = frozenset()

@@ -162,13 +162,13 @@ def _grouped(
 @rule("While", "StatelessWhile", for_replicated=True)
 def _while(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     """The layouts of what a loop carries are those that its body keeps: found by trying."""
-    inputs = [step.whole_sizes(value) for value in inputs]
+    body = step.called(op, op.attribute("body").name)
+    condition = step.called(op, op.attribute("cond").name)
+    inputs = _read_before(step, [step.whole_sizes(value) for value in inputs], [condition, body])
     invariant = [
         dataclasses.replace(value, shape=tensor.traced_shape, constant=None, entries=None)
         for value, tensor in zip(inputs, op.outputs, strict=True)
     ]
-    body = step.called(op, op.attribute("body").name)
-    condition = step.called(op, op.attribute("cond").name)
     moving = [
         place
         for place, tensor in enumerate(body.outputs)
@@ -231,6 +231,55 @@ def _while(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[
     results = _grouped(step, made, layouts, list(shapes.values()))
     found_by_place = dict(zip(moving, results, strict=True))
     return [found_by_place.get(place, inputs[place]) for place in range(len(inputs))]
+
+
+def _reads(step: Partitioner, graph: TracedGraph, place: int) -> list[TracedOperation] | None:
+    """The operations of a function that read a variable; None if it does something else with it.
+
+    Args:
+        step: the partitioner.
+        graph: the function.
+        place: the place of the variable's handle among the inputs.
+    """
+    handle, reads = graph.inputs[place], []
+    for op in graph.operations:
+        places = [place for place, tensor in enumerate(op.inputs) if tensor is handle]
+        if not places or op.type == "VariableShape":
+            continue
+        if op.type == "ReadVariableOp":
+            reads.append(op)
+            continue
+        called = [step.called(op, name) for name in op.functions]
+        within = [
+            _reads(
+                step, function, place - len(op.inputs) + len(function.inputs)
+            )  # the first chooses a branch
+            for function in called
+            for place in places
+        ]
+        if not within or None in within:
+            return None
+        reads += [read for found in within if found for read in found]
+    return reads
+
+
+def _read_before(step: Partitioner, inputs: Sequence[Value], functions: Sequence[TracedGraph]) -> list[Value]:
+    """The inputs of a loop. Divided variables that it only reads are gathered once, before it.
+
+    What a backward pass needs of each iteration is kept, so these are whole until then.
+    """
+    others = (part.node for value in inputs if value.dtype != tf.resource for part in value.parts)
+    step.pins = tuple(dict.fromkeys(node for node in others if not node.everywhere))
+    given = list(inputs)
+    for place, handle in enumerate(inputs):
+        if handle.held is None or handle.read:
+            continue
+        reads = [_reads(step, function, place) for function in functions]
+        if None not in reads and (first := next((read for some in reads for read in some or ()), None)):
+            (own,) = step.each(first, [handle], handle.held)
+            own.shape = handle.variable_shape
+            given[place] = dataclasses.replace(handle, read=step.whole(own))
+    return given
 
 
 def _invariant(layout: Layout, shape: Shape) -> Shape:

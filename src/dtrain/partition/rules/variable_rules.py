@@ -19,6 +19,8 @@ from dtrain.partition.values import Value
 @rule("ReadVariableOp", for_replicated=True)
 def _read(step: Partitioner, op: TracedOperation, inputs: list[Value]) -> list[Value] | None:
     (handle,) = inputs
+    if handle.read:
+        return [handle.read]
     (output,) = step.each(op, inputs, handle.held or (PARTIAL if handle.in_parts else REPLICATED))
     if output.shape is None:  # in the body of a loop
         output.shape = op.outputs[0].shape = handle.variable_shape
