@@ -384,6 +384,17 @@ def test_few_rows_of_a_table_are_sent_in_its_place(
     assert max(numbers) < np.prod(shape) / 2, "the table or its gradient was sent"
 
 
+def halved(concrete: Any, halves: dict[int, list[tf.Variable]]) -> Partitioned:
+    """A function for two replicas, each of which holds half of each weight of 4 x 4; by the handle's id."""
+    return Partitioned(
+        concrete,
+        [by_batch()],
+        Replicas(2, 2),
+        copies=lambda captured: [half.handle for half in halves[id(captured)]],
+        held=lambda captured: by_weight((4, 4), 0),
+    )
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 def test_with_overlap_a_weight_is_gathered_one_layer_earlier(overlap: bool) -> None:
     """Which products each gather waits for, forward and backward; the numbers are the same."""
@@ -410,13 +421,7 @@ def test_with_overlap_a_weight_is_gathered_one_layer_earlier(overlap: bool) -> N
             return wholes
 
     concrete = tf.function(trained, autograph=False).get_concrete_function(tf.TensorSpec([2, 4]))
-    step = Partitioned(
-        concrete,
-        [by_batch()],
-        Replicas(2, 2),
-        copies=lambda captured: [half.handle for half in halves[id(captured)]],
-        held=lambda captured: by_weight((4, 4), 0),
-    )
+    step = halved(concrete, halves)
     spec = [tf.TensorSpec([1, 4])] * 2
     run = tf.function(
         lambda parts: step(tf.constant([1, 1]), [parts], Noted(overlap=overlap)), autograph=False
@@ -464,13 +469,7 @@ def test_a_weight_that_a_loop_only_reads_is_gathered_once() -> None:
         id(variable.handle): [tf.Variable(half) for half in np.split(variable.numpy(), 2)]
         for variable in (read, written)
     }
-    step = Partitioned(
-        concrete,
-        [by_batch()],
-        Replicas(2, 2),
-        copies=lambda captured: [half.handle for half in halves[id(captured)]],
-        held=lambda captured: by_weight((4, 4), 0),
-    )
+    step = halved(concrete, halves)
     gathers = [part for part in step.plan.communications if part.kind == "gather" and part.shape == (4, 4)]
     assert sorted(part.nested for part in gathers) == [False, True, True]
     rows = np.linspace(-1.0, 1.0, 8, dtype="float32").reshape(2, 4)

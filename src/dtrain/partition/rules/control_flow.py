@@ -250,13 +250,9 @@ def _reads(step: Partitioner, graph: TracedGraph, place: int) -> list[TracedOper
             reads.append(op)
             continue
         called = [step.called(op, name) for name in op.functions]
-        within = [
-            _reads(
-                step, function, place - len(op.inputs) + len(function.inputs)
-            )  # the first chooses a branch
-            for function in called
-            for place in places
-        ]
+        # The first input of an operation may choose a branch, which does not get it.
+        more = len(op.inputs) - len(called[0].inputs) if called else 0
+        within = [_reads(step, function, place - more) for function in called for place in places]
         if not within or None in within:
             return None
         reads += [read for found in within if found for read in found]
