@@ -24,9 +24,12 @@ class GradientHook:
     Attributes:
         average_every: steps after which the replicas' weights are averaged, instead of an all-reduce of each
             step's gradients (local SGD); then no method is called. 0 all-reduces the gradients.
+        outer: the optimizer that moves the weights by the mean of what the replicas changed (DiLoCo); None
+            if the weights become their mean.
     """
 
     average_every: int = 0
+    outer: Any = None
 
     def compress(self, gradient: tf.Tensor, variable: Any) -> tf.Tensor:
         """What is sent in place of a gradient; by default the gradient itself.
@@ -103,14 +106,56 @@ class LocalSGD(GradientHook):
     """
 
     def __init__(self, average_every: int = 8) -> None:
-        _check_average_every(average_every, least=1)
+        _check_steps(average_every, "average_every", least=1)
         self.average_every = average_every
+
+
+class DiLoCo(LocalSGD):
+    """Lets each replica train by itself, and moves all of them by an outer optimizer every few steps.
+
+    After so many steps, the mean of what the replicas have changed in a weight is its gradient for the outer
+    optimizer. The inner optimizer's state stays each replica's own.
+
+    Args:
+        every: the number of steps (batches) from one outer step to the next.
+        outer: a Keras optimizer; None for `SGD(0.7, momentum=0.9, nesterov=True)`. Each model gets its own.
+
+    Raises:
+        ConfigurationError: `every` is not an integer of at least 1, or `outer` is no optimizer of Keras'.
+
+    Example:
+        ```python
+        strategy = dtrain.MirroredStrategy(gradient_hook=dtrain.DiLoCo(every=20))
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.AdamW(1e-3), "mse")
+        model.fit(np.ones((64, 4)), np.ones((64, 1)), batch_size=8, verbose=0)
+        ```
+
+    Source: Douillard et al. (arXiv 2311.08105).
+    """
+
+    def __init__(self, every: int = 50, *, outer: Any = None) -> None:
+        import keras
+
+        _check_steps(every, "every", least=1)
+        super().__init__(every)
+        if outer is None:
+            outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+        plain = isinstance(outer, keras.optimizers.Optimizer)
+        if not plain or isinstance(outer, keras.optimizers.LossScaleOptimizer):
+            raise ConfigurationError(
+                f"outer={outer!r} is not an optimizer of Keras' that moves weights by a gradient.",
+                hint="give one such as keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)",
+            )
+        self.outer = outer
 
 
 HOOKS: dict[str, Callable[[], GradientHook]] = {
     "float16": lambda: Compressed(tf.float16),
     "bfloat16": lambda: Compressed(tf.bfloat16),
     "local_sgd": LocalSGD,
+    "diloco": DiLoCo,
 }
 """Makes a hook, by the name that a strategy's `gradient_hook` takes; add your own."""
 
@@ -135,7 +180,7 @@ def hook_of(given: str | GradientHook | None, *, shared_weights: str = "") -> Gr
             hint=known_are(HOOKS, str(given)),
         )
     if given is not None:
-        _check_average_every(given.average_every, least=0)
+        _check_steps(given.average_every, "average_every", least=0)
     if given is not None and given.average_every and shared_weights:
         raise ConfigurationError(
             f"gradient_hook={type(given).__name__} averages the replicas' weights, but here they exist once, "
@@ -145,10 +190,10 @@ def hook_of(given: str | GradientHook | None, *, shared_weights: str = "") -> Gr
     return given
 
 
-def _check_average_every(value: Any, *, least: int) -> None:
+def _check_steps(value: Any, name: str, *, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigurationError(
-            f"average_every is {value!r}, not an integer of at least {least}.",
+            f"{name} is {value!r}, not an integer of at least {least}.",
             hint="it is a number of steps; 1 averages the weights after each step",
         )
 
