@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from dtrain.collectives.calls import Calls, is_narrow
+from dtrain.collectives.quantization import Quantization
 from dtrain.errors import DataError
 from dtrain.partition.shard_groups import ShardGroups
 from dtrain.upstream import array_functions, tensorflow_names, tf_tracing, tf_variables
@@ -136,6 +137,21 @@ class CallOperations:
         result.set_shape(value.shape)
         return result
 
+    def quantized_sum(self, value: Any, how: Quantization, number: Any) -> Any:
+        """All-reduces a vector of float32 in few bits.
+
+        Args:
+            value: the vector.
+            how: the bits, and the seed of the rounding.
+            number: an integer tensor on which the rounding depends, the same on all workers.
+        """
+        function = array_functions.ArrayFunction(
+            self._counted(lambda array, at: [self._calls.quantized_sum(array, how, int(at))])
+        )
+        (total,) = self._operation(function, [value, number], [value.dtype])
+        total.set_shape(value.shape)
+        return total
+
     def scatter(self, value: Any, dim: int, bounds: Sequence[tuple[int, int]]) -> Any:
         """Returns this worker's entries of the first worker's value; outside of graphs only.
 
@@ -160,8 +176,10 @@ class CallOperations:
 
         return run
 
-    def _operation(self, function: Any, values: Sequence[Any]) -> list[Any]:
-        kinds = [value.dtype for value in values]
+    def _operation(
+        self, function: Any, values: Sequence[Any], kinds: Sequence[tf.DType] | None = None
+    ) -> list[Any]:
+        kinds = [value.dtype for value in values] if kinds is None else kinds
         with tf_tracing.not_recording(), tf.device("CPU:0"):
             before = self._token.read_value()
             with tf.control_dependencies([before]):

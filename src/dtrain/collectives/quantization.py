@@ -18,8 +18,8 @@ BLOCK = 256
 class Quantization:
     """How float32 numbers are sent in few bits.
 
-    The mean of what arrives, over seeds, is what was sent. A block whose numbers are not all finite arrives as
-    NaN, so that an overflow is seen.
+    The mean of what arrives, over seeds, is what was sent. A block whose numbers are not all finite arrives
+    as NaN, so that an overflow is seen.
 
     Attributes:
         bits: 8 or 4.

@@ -26,10 +26,12 @@ class GradientHook:
             step's gradients (local SGD); then no method is called. 0 all-reduces the gradients.
         outer: the optimizer that moves the weights by the mean of what the replicas changed (DiLoCo); None
             if the weights become their mean.
+        bits: of DiLoCo, those of a number that workers send; None for the numbers as they are.
     """
 
     average_every: int = 0
     outer: Any = None
+    bits: int | None = None
 
     def compress(self, gradient: tf.Tensor, variable: Any) -> tf.Tensor:
         """What is sent in place of a gradient; by default the gradient itself.
@@ -110,6 +112,9 @@ class LocalSGD(GradientHook):
         self.average_every = average_every
 
 
+_BITS = {"int8": 8, "int4": 4}
+
+
 class DiLoCo(LocalSGD):
     """Lets each replica train by itself, and moves all of them by an outer optimizer every few steps.
 
@@ -119,9 +124,12 @@ class DiLoCo(LocalSGD):
     Args:
         every: the number of steps (batches) from one outer step to the next.
         outer: a Keras optimizer; None for `SGD(0.7, momentum=0.9, nesterov=True)`. Each model gets its own.
+        compress: "int8" or "int4" sends what the replicas have changed in so many bits, with a scale for each
+            256 numbers, rounded stochastically; None sends it as it is. Within a process nothing is sent.
 
     Raises:
-        ConfigurationError: `every` is not an integer of at least 1, or `outer` is no optimizer of Keras'.
+        ConfigurationError: `every` is not an integer of at least 1, `outer` is no optimizer of Keras', or
+            `compress` is not known.
 
     Example:
         ```python
@@ -135,10 +143,14 @@ class DiLoCo(LocalSGD):
     Source: Douillard et al. (arXiv 2311.08105).
     """
 
-    def __init__(self, every: int = 50, *, outer: Any = None) -> None:
+    def __init__(self, every: int = 50, *, outer: Any = None, compress: str | None = None) -> None:
         import keras
 
         _check_steps(every, "every", least=1)
+        if compress not in (None, *_BITS):
+            raise ConfigurationError(
+                f"compress={compress!r} is not known.", hint=f"one of {', '.join(_BITS)}, or None"
+            )
         super().__init__(every)
         if outer is None:
             outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
@@ -149,6 +161,7 @@ class DiLoCo(LocalSGD):
                 hint="give one such as keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)",
             )
         self.outer = outer
+        self.bits = None if compress is None else _BITS[compress]
 
 
 HOOKS: dict[str, Callable[[], GradientHook]] = {

@@ -11,10 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from dtrain.collectives.quantization import Quantization
 from dtrain.engine.replica.context import all_reduce_sum, local_update
 from dtrain.engine.synchronisation.weight_averages import WeightAverages, wide
 from dtrain.errors import ConfigurationError
-from dtrain.interfaces.managed_strategy import layout_of
+from dtrain.interfaces.managed_strategy import layout_of, managed
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.upstream import keras_models, keras_optimizers
 from dtrain.upstream.tf_variables import underlying
@@ -26,13 +27,15 @@ class OuterStep:
     Args:
         model: a compiled model.
         outer: the outer optimizer, whose settings count.
+        bits: in which workers send what their replicas have changed; None for the numbers as they are.
 
     Attributes:
         optimizer: an outer optimizer for this model alone.
     """
 
-    def __init__(self, model: Any, outer: Any) -> None:
+    def __init__(self, model: Any, outer: Any, bits: int | None) -> None:
         self._model = weakref.proxy(model)
+        self._bits: Any = bits
         with model.distribute_strategy.scope():
             self.optimizer = type(outer).from_config(outer.get_config())
         self._begun: list[tf.Variable] = []
@@ -89,7 +92,11 @@ class OuterStep:
             for weight, begun in zip(weights, self._begun, strict=True)
         ]
         values = [tf.cast(statistic.read_value(), wide(statistic.dtype)) for statistic in statistics]
-        sums = all_reduce_sum([*changes, *values])
+        calls = managed(self._model.distribute_strategy).calls
+        if self._bits is None or calls is None:
+            sums = all_reduce_sum([*changes, *values])
+        else:
+            sums = [*self._in_few_bits(changes, calls), *all_reduce_sum(values)]
         means = [total / replicas for total in sums]
         with local_update():
             for weight, begun in zip(weights, self._begun, strict=True):
@@ -103,6 +110,17 @@ class OuterStep:
                 statistic.assign(tf.cast(mean, statistic.dtype))
         self.begin()
 
+    def _in_few_bits(self, changes: list[tf.Tensor], calls: Any) -> list[tf.Tensor]:
+        """The sums of changes over the workers, each of which has one replica."""
+        flat = tf.concat([tf.reshape(tf.cast(change, tf.float32), [-1]) for change in changes], axis=0)
+        number = underlying(self.optimizer.iterations).read_value()
+        total = calls.quantized_sum(flat, Quantization(self._bits), number)
+        parts = tf.split(total, [change.shape.num_elements() for change in changes])
+        return [
+            tf.cast(tf.reshape(part, change.shape), change.dtype)
+            for part, change in zip(parts, changes, strict=True)
+        ]
+
 
 _steps: weakref.WeakKeyDictionary[Any, OuterStep] = weakref.WeakKeyDictionary()
 
@@ -114,7 +132,7 @@ def outer_step_of(model: Any) -> OuterStep | None:
     if hook is None or hook.outer is None:
         return None
     if model not in _steps:
-        _steps[model] = OuterStep(model, hook.outer)
+        _steps[model] = OuterStep(model, hook.outer, hook.bits)
     return _steps[model]
 
 
