@@ -12,6 +12,7 @@ import pytest
 
 import dtrain
 from diloco_by_hand import by_hand
+from dtrain.engine.synchronisation.outer_steps import fragments_of
 from dtrain.errors import ConfigurationError
 from dtrain.interfaces.gradient_hook import LocalSGD
 from refusals import refused
@@ -47,9 +48,24 @@ def compiled(strategy: Any, optimizer: Callable[[], Any] = inner) -> Any:
 @pytest.mark.parametrize("outer", OUTER)
 @pytest.mark.parametrize(("replicas", "every"), [(2, 3), (2, 1), (1, 3)])
 def test_it_is_the_algorithm_that_is_written_by_hand(outer: str, replicas: int, every: int) -> None:
-    right = by_hand(model, inner, OUTER[outer](), X, Y, batch=4, epochs=3, every=every, replicas=replicas)
+    right = by_hand(model, inner, OUTER[outer], X, Y, batch=4, epochs=3, every=every, replicas=replicas)
     made = compiled(strategy_of(replicas, dtrain.DiLoCo(every, outer=OUTER[outer]())))
     made.fit(X, Y, batch_size=4, epochs=3, shuffle=False, verbose=0)
+    for one, other in zip(made.get_weights(), right, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("fragments", "overlap"), [(2, 0), (3, 1), (2, 2), (1, 3)])
+def test_fragments_are_moved_in_turn_while_replicas_go_on(fragments: int, overlap: int) -> None:
+    weights = model().trainable_variables
+    places = {id(weight): place for place, weight in enumerate(weights)}
+    groups = [[places[id(weight)] for weight in group] for group in fragments_of(weights, fragments)]
+    how: dict[str, Any] = {"overlap": overlap, "every": 6}
+    right = by_hand(
+        model, inner, OUTER["nesterov"], X, Y, batch=2, epochs=2, replicas=2, fragments=groups, **how
+    )
+    made = compiled(strategy_of(2, dtrain.DiLoCo(fragments=fragments, **how)))
+    made.fit(X, Y, batch_size=2, epochs=2, shuffle=False, verbose=0)
     for one, other in zip(made.get_weights(), right, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
 
@@ -101,6 +117,10 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused() -> None:
     with refused(ConfigurationError, "not an optimizer of Keras", outer="nesterov"):
         dtrain.DiLoCo(outer="nesterov")
+    with refused(ConfigurationError, "less than every / fragments", every=9, fragments=3, overlap=3):
+        dtrain.DiLoCo(9, fragments=3, overlap=3)
+    with refused(ConfigurationError, "int8, int4", compress="int2"):
+        dtrain.DiLoCo(compress="int2")
     with pytest.raises(ConfigurationError, match="every is 0"):
         dtrain.DiLoCo(0)
     with strategy_of(2, dtrain.DiLoCo()).scope():

@@ -53,18 +53,21 @@ def by_every_hook() -> dict[str, tuple[list[np.ndarray], float, int]]:
         "diloco": dtrain.DiLoCo(10),
         "int8": dtrain.DiLoCo(10, compress="int8"),
         "int4": dtrain.DiLoCo(10, compress="int4"),
+        "streaming": dtrain.DiLoCo(10, compress="int8", fragments=2, overlap=3),
     }
     return {name: trained(hook) for name, hook in hooks.items()}
 
 
 def test_workers_agree_and_send_less() -> None:
-    outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+    def outer() -> Any:
+        return keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+
     right = by_hand(model, inner, outer, X, Y, batch=8, epochs=3, every=10, replicas=2)
     first, second = dtrain.spawn(by_every_hook, 2)
     for name, (weights, loss, _) in first.items():
         for one, other in zip(weights, second[name][0], strict=True):
             np.testing.assert_array_equal(one, other)
-        assert abs(loss - first["diloco"][1]) < 0.05 * first["diloco"][1] or name == "synchronous", name
+        assert abs(loss - first["diloco"][1]) < 0.1 * first["diloco"][1] or name == "synchronous", name
     for one, other in zip(first["diloco"][0], right, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
     sent = {name: of_all[2] for name, of_all in first.items()}

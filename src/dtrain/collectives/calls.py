@@ -10,6 +10,7 @@ barrier's messages. The memory of all-reduced arrays is reused from step to step
 from __future__ import annotations
 
 import abc
+import contextlib
 import itertools
 import math
 import sys
@@ -86,7 +87,7 @@ class Calls(abc.ABC):
         self.operation: Callable[[], int] = lambda: 0
         self.explain: Callable[[], None] = lambda: None
         self._numbers_in_job: Sequence[int] = range(size)  # the workers' numbers in the job
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._buffers = Buffers()
         self._scratch = np.empty(0, np.uint8)
 
@@ -135,13 +136,14 @@ class Calls(abc.ABC):
         sent is rounded, both ways.
 
         Args:
-            value: a vector of float32.
+            value: a vector, sent as float32.
             how: the bits, and the seed, the same on all workers.
             number: the number of the call, on which the rounding depends.
 
         Raises:
             PeerMismatchError, PeerMissingError: as `sum`.
         """
+        value = value.astype(np.float32, copy=False)
         with self._lock:
             self._barrier(self._in_operation(_QUANTIZED | _mark([how.bits, how.seed, number])), value.nbytes)
             parts = _parts_of(len(value), self.size)
@@ -253,6 +255,10 @@ class Calls(abc.ABC):
             else:
                 self._swap([None] * self.size, [raw(own), *[None] * (self.size - 1)])
             return own
+
+    def alone(self) -> contextlib.AbstractContextManager[Any]:
+        """A context in which only this thread makes calls; others wait."""
+        return self._lock
 
     def among(self, workers: Sequence[int]) -> Calls:
         """The calls that some workers make alone; they and these must be made in one order.

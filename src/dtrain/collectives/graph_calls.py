@@ -7,8 +7,10 @@ branches too: each operation reads a variable before its call and writes it afte
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -137,20 +139,37 @@ class CallOperations:
         result.set_shape(value.shape)
         return result
 
-    def quantized_sum(self, value: Any, how: Quantization, number: Any) -> Any:
-        """All-reduces a vector of float32 in few bits.
+    def begin_sum(self, value: np.ndarray, how: Quantization | None, number: int) -> Callable[[], np.ndarray]:
+        """Begins to all-reduce a vector of float32 beside what this process computes.
+
+        No other call comes before it, so that all workers make their calls in one order: another one waits
+        until this one ends.
 
         Args:
-            value: the vector.
-            how: the bits, and the seed of the rounding.
-            number: an integer tensor on which the rounding depends, the same on all workers.
+            value: the vector, which must not be changed.
+            how: the bits in which it is sent; None for the numbers as they are.
+            number: what the rounding depends on, the same on all workers.
+
+        Returns:
+            A function that waits for the sum, and returns it. It raises what the call raised.
         """
-        function = array_functions.ArrayFunction(
-            self._counted(lambda array, at: [self._calls.quantized_sum(array, how, int(at))])
-        )
-        (total,) = self._operation(function, [value, number], [value.dtype])
-        total.set_shape(value.shape)
-        return total
+        result: Future[np.ndarray] = Future()
+        begun = threading.Event()
+
+        def run() -> None:
+            try:
+                with self._calls.alone():
+                    begun.set()
+                    if how is None:
+                        result.set_result(self._calls.sum(value))
+                    else:
+                        result.set_result(self._calls.quantized_sum(value, how, number))
+            except BaseException as error:
+                result.set_exception(error)
+
+        threading.Thread(target=run, daemon=True, name="dtrain-sum").start()
+        begun.wait()
+        return result.result
 
     def scatter(self, value: Any, dim: int, bounds: Sequence[tuple[int, int]]) -> Any:
         """Returns this worker's entries of the first worker's value; outside of graphs only.
@@ -176,10 +195,8 @@ class CallOperations:
 
         return run
 
-    def _operation(
-        self, function: Any, values: Sequence[Any], kinds: Sequence[tf.DType] | None = None
-    ) -> list[Any]:
-        kinds = [value.dtype for value in values] if kinds is None else kinds
+    def _operation(self, function: Any, values: Sequence[Any]) -> list[Any]:
+        kinds = [value.dtype for value in values]
         with tf_tracing.not_recording(), tf.device("CPU:0"):
             before = self._token.read_value()
             with tf.control_dependencies([before]):

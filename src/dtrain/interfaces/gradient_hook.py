@@ -27,11 +27,15 @@ class GradientHook:
         outer: the optimizer that moves the weights by the mean of what the replicas changed (DiLoCo); None
             if the weights become their mean.
         bits: of DiLoCo, those of a number that workers send; None for the numbers as they are.
+        fragments: of DiLoCo, the groups of weights that are moved in turn.
+        overlap: of DiLoCo, the steps that replicas take while what they have changed is sent.
     """
 
     average_every: int = 0
     outer: Any = None
     bits: int | None = None
+    fragments: int = 1
+    overlap: int = 0
 
     def compress(self, gradient: tf.Tensor, variable: Any) -> tf.Tensor:
         """What is sent in place of a gradient; by default the gradient itself.
@@ -126,10 +130,14 @@ class DiLoCo(LocalSGD):
         outer: a Keras optimizer; None for `SGD(0.7, momentum=0.9, nesterov=True)`. Each model gets its own.
         compress: "int8" or "int4" sends what the replicas have changed in so many bits, with a scale for each
             256 numbers, rounded stochastically; None sends it as it is. Within a process nothing is sent.
+        fragments: the number of groups of weights that are moved in turn, each once in `every` steps. Then no
+            more than one is sent at a time.
+        overlap: the steps that replicas take while what they have changed is sent. It is less than
+            `every / fragments`. A replica then keeps half of what it has, and takes half of what comes late.
 
     Raises:
-        ConfigurationError: `every` is not an integer of at least 1, `outer` is no optimizer of Keras', or
-            `compress` is not known.
+        ConfigurationError: `every` is not an integer of at least 1, `outer` is no optimizer of Keras',
+            `compress` is not known, or there are too many fragments or steps of overlap.
 
     Example:
         ```python
@@ -140,13 +148,29 @@ class DiLoCo(LocalSGD):
         model.fit(np.ones((64, 4)), np.ones((64, 1)), batch_size=8, verbose=0)
         ```
 
-    Source: Douillard et al. (arXiv 2311.08105).
+    Source: Douillard et al. (arXiv 2311.08105); fragments and overlap: (arXiv 2501.18512).
     """
 
-    def __init__(self, every: int = 50, *, outer: Any = None, compress: str | None = None) -> None:
+    def __init__(
+        self,
+        every: int = 50,
+        *,
+        outer: Any = None,
+        compress: str | None = None,
+        fragments: int = 1,
+        overlap: int = 0,
+    ) -> None:
         import keras
 
         _check_steps(every, "every", least=1)
+        _check_steps(fragments, "fragments", least=1)
+        _check_steps(overlap, "overlap", least=0)
+        if fragments > every or overlap * fragments >= every:
+            raise ConfigurationError(
+                f"every={every}, fragments={fragments} and overlap={overlap} were set: a fragment begins "
+                f"each {every / fragments:g} steps, and must have ended before.",
+                hint="set an overlap of less than every / fragments",
+            )
         if compress not in (None, *_BITS):
             raise ConfigurationError(
                 f"compress={compress!r} is not known.", hint=f"one of {', '.join(_BITS)}, or None"
@@ -161,6 +185,7 @@ class DiLoCo(LocalSGD):
                 hint="give one such as keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)",
             )
         self.outer = outer
+        self.fragments, self.overlap = fragments, overlap
         self.bits = None if compress is None else _BITS[compress]
 
 

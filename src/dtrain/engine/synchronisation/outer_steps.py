@@ -1,14 +1,16 @@
 """DiLoCo: replicas train alone, and an outer optimizer moves their weights by the mean of what they changed.
 
-When an outer step is taken is decided as for the averages of local SGD, in `weight_averages.py`.
+Weights are divided into fragments, which are moved in turn. What replicas have changed in a fragment may be
+sent while they take their next steps.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from dtrain.collectives.quantization import Quantization
@@ -17,8 +19,116 @@ from dtrain.engine.synchronisation.weight_averages import WeightAverages, wide
 from dtrain.errors import ConfigurationError
 from dtrain.interfaces.managed_strategy import layout_of, managed
 from dtrain.interfaces.replica_layout import ReplicaLayout
-from dtrain.upstream import keras_models, keras_optimizers
+from dtrain.telemetry import events
+from dtrain.upstream import keras_models, keras_optimizers, tf_tracing
 from dtrain.upstream.tf_variables import underlying
+
+_KEPT = 0.5  # of what a replica has while the others' changes arrived late (arXiv 2501.18512)
+
+
+class Fragment:
+    """Some weights of a model, and the state of their outer steps.
+
+    Args:
+        weights: Keras' variables.
+        outer: the outer optimizer, whose settings count. This fragment's is made in the strategy's scope.
+
+    Attributes:
+        optimizer: an outer optimizer for these weights alone.
+        due: the steps of the epoch after which the outer step is taken that has begun; None if none has.
+    """
+
+    def __init__(self, weights: Sequence[Any], outer: Any) -> None:
+        self.weights = list(weights)
+        self.optimizer = type(outer).from_config(outer.get_config())
+        self.optimizer.build(self.weights)
+        self.due: int | None = None
+        self._begun = [tf.Variable(weight.value, trainable=False) for weight in weights]
+        self._functions: dict[Any, Callable[..., Any]] = {}
+        self._total: Callable[[], Any] = lambda: None
+
+    def reset(self, strategy: Any) -> None:
+        """The next outer step is taken from the weights as they are."""
+        self._run(strategy, self._remember)
+
+    def begin(self, strategy: Any, bits: int | None) -> None:
+        """Begins to sum what the replicas have changed. Workers do it while they compute what follows.
+
+        Args:
+            strategy: the strategy.
+            bits: of a number that is sent; None for the numbers as they are.
+        """
+        calls = managed(strategy).calls
+        if calls is None:
+            total = strategy.experimental_local_results(self._run(strategy, self._summed))[0]
+            self._total = lambda: total
+            return
+        changes = strategy.experimental_local_results(self._run(strategy, self._changes))[0].numpy()
+        how = None if bits is None else Quantization(bits)
+        self._total = calls.begin_sum(changes, how, int(self.optimizer.iterations))
+
+    def end(self, strategy: Any, replicas: int, *, late: bool) -> None:
+        """Takes the outer step that has begun, when the sum is there.
+
+        Args:
+            strategy: the strategy.
+            replicas: the number of all replicas.
+            late: whether replicas have taken steps meanwhile, of which they keep a part.
+        """
+        total, self._total, self.due = self._total(), lambda: None, None
+        key = replicas, late
+
+        def take(total: Any) -> None:
+            self._take(total / replicas, late=late)
+
+        if key not in self._functions:
+            self._functions[key] = tf_tracing.made_for_each_model(
+                lambda total: strategy.run(take, args=(total,))
+            )
+        self._functions[key](tf.convert_to_tensor(total))
+
+    def _run(self, strategy: Any, function: Callable[[], Any]) -> Any:
+        """What a function returns on the replicas of this process."""
+        name = function.__name__
+        if name not in self._functions:
+            self._functions[name] = tf_tracing.made_for_each_model(lambda: strategy.run(function))
+        return self._functions[name]()
+
+    def _remember(self) -> None:
+        with local_update():
+            for weight, begun in zip(self.weights, self._begun, strict=True):
+                begun.assign(underlying(weight).read_value())
+
+    def _changes(self) -> tf.Tensor:
+        """In a replica: what it has changed, one vector."""
+        dtype = tf.float64 if any(begun.dtype == tf.float64 for begun in self._begun) else tf.float32
+        changes = [
+            tf.cast(begun.read_value(), dtype) - tf.cast(underlying(weight).read_value(), dtype)
+            for weight, begun in zip(self.weights, self._begun, strict=True)
+        ]
+        return tf.concat([tf.reshape(change, [-1]) for change in changes], axis=0)
+
+    def _summed(self) -> tf.Tensor:
+        (total,) = all_reduce_sum([self._changes()])
+        return total
+
+    def _take(self, mean: tf.Tensor, *, late: bool) -> None:
+        """In a replica: the outer step, by the mean of what the replicas have changed."""
+        sizes = [begun.shape.num_elements() for begun in self._begun]
+        gradients = [
+            tf.cast(tf.reshape(part, begun.shape), begun.dtype)
+            for part, begun in zip(tf.split(mean, sizes), self._begun, strict=True)
+        ]
+        mine = [underlying(weight) for weight in self.weights]
+        with local_update():
+            own = [tf.identity(weight.read_value()) for weight in mine]
+            for weight, begun in zip(mine, self._begun, strict=True):
+                weight.assign(begun.read_value())
+            self.optimizer.apply(gradients, self.weights)
+            for weight, begun, had in zip(mine, self._begun, own, strict=True):
+                begun.assign(weight.read_value())
+                if late:
+                    weight.assign(_KEPT * had + (1.0 - _KEPT) * weight.read_value())
 
 
 class OuterStep:
@@ -26,25 +136,38 @@ class OuterStep:
 
     Args:
         model: a compiled model.
-        outer: the outer optimizer, whose settings count.
-        bits: in which workers send what their replicas have changed; None for the numbers as they are.
-
-    Attributes:
-        optimizer: an outer optimizer for this model alone.
+        hook: the strategy's gradient hook, with the outer optimizer and the number of fragments.
     """
 
-    def __init__(self, model: Any, outer: Any, bits: int | None) -> None:
+    def __init__(self, model: Any, hook: Any) -> None:
         self._model = weakref.proxy(model)
-        self._bits: Any = bits
-        with model.distribute_strategy.scope():
-            self.optimizer = type(outer).from_config(outer.get_config())
-        self._begun: list[tf.Variable] = []
+        self._hook = hook
+        self._fragments: list[Fragment] = []
+
+    @property
+    def fragments(self) -> list[Fragment]:
+        """The fragments, made at first.
+
+        Raises:
+            ConfigurationError: the model has no weights yet.
+        """
+        weights = self._model.trainable_variables
+        if not self._fragments:
+            if not self._model.built or not weights:
+                raise ConfigurationError(
+                    "DiLoCo needs the weights before the first step, and the model is not built.",
+                    hint="begin the model with keras.Input, or call model.build before fit",
+                )
+            with self._model.distribute_strategy.scope():
+                self._fragments = [
+                    Fragment(some, self._hook.outer) for some in fragments_of(weights, self._hook.fragments)
+                ]
+        return self._fragments
 
     @property
     def variables(self) -> list[Any]:
         """The variables that a checkpoint must have. They are equal on all replicas."""
-        self.build()
-        return list(self.optimizer.variables)
+        return [variable for fragment in self.fragments for variable in fragment.optimizer.variables]
 
     def own_variables(self) -> Iterator[Any]:
         """TensorFlow's variables of the inner optimizer's state, which each replica has for itself."""
@@ -54,72 +177,16 @@ class OuterStep:
         for weight in self._model.trainable_variables:
             yield from map(underlying, keras_optimizers.slots_of(inner, weight))
 
-    def build(self) -> None:
-        """Makes the variables, unless they are there.
 
-        Raises:
-            ConfigurationError: the model has no weights yet.
-        """
-        if self._begun:
-            return
-        weights = self._model.trainable_variables
-        if not self._model.built or not weights:
-            raise ConfigurationError(
-                "DiLoCo needs the weights before the first step, and the model is not built.",
-                hint="begin the model with keras.Input, or call model.build before fit",
-            )
-        with self._model.distribute_strategy.scope():
-            self.optimizer.build(weights)
-            self._begun = [tf.Variable(weight.value, trainable=False) for weight in weights]
-
-    def begin(self) -> None:
-        """In a replica: remembers the weights, from which the next outer step is taken."""
-        for weight, begun in zip(self._model.trainable_variables, self._begun, strict=True):
-            with local_update():
-                begun.assign(underlying(weight).read_value())
-
-    def take(self, replicas: int) -> None:
-        """In a replica: takes the outer step; statistics become their mean."""
-        weights = self._model.trainable_variables
-        statistics = [
-            statistic
-            for statistic in map(underlying, self._model.non_trainable_variables)
-            if statistic.dtype.is_floating
-        ]
-        changes = [
-            tf.cast(begun.read_value(), wide(begun.dtype))
-            - tf.cast(underlying(weight).read_value(), wide(begun.dtype))
-            for weight, begun in zip(weights, self._begun, strict=True)
-        ]
-        values = [tf.cast(statistic.read_value(), wide(statistic.dtype)) for statistic in statistics]
-        calls = managed(self._model.distribute_strategy).calls
-        if self._bits is None or calls is None:
-            sums = all_reduce_sum([*changes, *values])
-        else:
-            sums = [*self._in_few_bits(changes, calls), *all_reduce_sum(values)]
-        means = [total / replicas for total in sums]
-        with local_update():
-            for weight, begun in zip(weights, self._begun, strict=True):
-                underlying(weight).assign(begun.read_value())
-            gradients = [
-                tf.cast(mean, begun.dtype)
-                for mean, begun in zip(means[: len(weights)], self._begun, strict=True)
-            ]
-            self.optimizer.apply(gradients, weights)
-            for statistic, mean in zip(statistics, means[len(weights) :], strict=True):
-                statistic.assign(tf.cast(mean, statistic.dtype))
-        self.begin()
-
-    def _in_few_bits(self, changes: list[tf.Tensor], calls: Any) -> list[tf.Tensor]:
-        """The sums of changes over the workers, each of which has one replica."""
-        flat = tf.concat([tf.reshape(tf.cast(change, tf.float32), [-1]) for change in changes], axis=0)
-        number = underlying(self.optimizer.iterations).read_value()
-        total = calls.quantized_sum(flat, Quantization(self._bits), number)
-        parts = tf.split(total, [change.shape.num_elements() for change in changes])
-        return [
-            tf.cast(tf.reshape(part, change.shape), change.dtype)
-            for part, change in zip(parts, changes, strict=True)
-        ]
+def fragments_of(weights: Sequence[Any], number: int) -> list[list[Any]]:
+    """Weights, in their order, in at most so many groups of about the same size."""
+    ends = np.cumsum([int(np.prod(weight.shape)) for weight in weights])
+    # A weight belongs to the group in which its middle lies.
+    middles = ends - np.diff(ends, prepend=0) / 2
+    groups: list[list[Any]] = [[] for _ in range(number)]
+    for weight, middle in zip(weights, middles, strict=True):
+        groups[min(int(middle * number / max(ends[-1], 1)), number - 1)].append(weight)
+    return [group for group in groups if group]
 
 
 _steps: weakref.WeakKeyDictionary[Any, OuterStep] = weakref.WeakKeyDictionary()
@@ -132,22 +199,105 @@ def outer_step_of(model: Any) -> OuterStep | None:
     if hook is None or hook.outer is None:
         return None
     if model not in _steps:
-        _steps[model] = OuterStep(model, hook.outer, hook.bits)
+        _steps[model] = OuterStep(model, hook)
     return _steps[model]
 
 
 class OuterSteps(WeightAverages):
-    """The outer steps of one `fit`: where `WeightAverages` averages, it takes an outer step."""
+    """The outer steps of one `fit`.
+
+    The rounds of an epoch have `every` steps. Of P fragments, the one of number p, from 0, begins when
+    (p + 1) / P of a round have passed, and ends `overlap` steps later. The epoch's end moves all, so that all
+    replicas are equal then.
+    """
 
     def __init__(self, model: Any, layout: ReplicaLayout, callbacks: Sequence[Any]) -> None:
         super().__init__(model, layout, callbacks)
         self._step: Any = outer_step_of(model)
+        self._hook: Any = layout.gradient_hook
+        self._moved = 0  # the last step after which all replicas were equal
+
+    @property
+    def savable(self) -> bool:  # type: ignore[override]
+        """Whether all replicas have the same weights now."""
+        return self._moved == self._since
 
     def open(self) -> None:
         """Begins with the weights as they are, which a callback may have set."""
-        self._step.build()
+        fragments = self._step.fragments
         if self.savable:
-            self.traced(self._model.distribute_strategy, self._step.begin)()
+            self._since = self._moved = 0
+            for fragment in fragments:
+                fragment.reset(self._model.distribute_strategy)
+
+    def fitting(self, steps: int) -> int:
+        """The most steps, up to `steps`, after which all replicas are equal; `steps` if there are none."""
+        if len(self._step.fragments) > 1 or self._hook.overlap:
+            return steps
+        first = self._every - self._since % self._every
+        return steps if steps < first else steps - (steps - first) % self._every
+
+    def next_run(self, most: int) -> tuple[str | None, int]:
+        """The usual way to treat gradients, at most until a fragment's outer step begins or ends."""
+        return None, min(most, *(after - self._since for after in self._events()))
+
+    def note(self, steps: int) -> None:
+        """Counts the steps, and begins and takes the outer steps whose time it is."""
+        self._since += steps
+        for fragment in self._step.fragments:
+            if fragment.due == self._since:
+                self._end(fragment)
+        for fragment, after in zip(self._step.fragments, self._offsets(), strict=True):
+            if self._since % self._every == after % self._every and fragment.due is None:
+                fragment.due = self._since + self._hook.overlap
+                fragment.begin(self._model.distribute_strategy, self._hook.bits)
+                if not self._hook.overlap:
+                    self._end(fragment)
+        if len(self._step.fragments) == 1 and not self._hook.overlap and self._since % self._every == 0:
+            self._statistics()
+            self._moved = self._since
+
+    def close(self) -> None:
+        """Moves all fragments, unless the replicas are equal already."""
+        if self.savable:
+            return
+        with events.waiting_for_others():  # no step runs whose time includes this waiting
+            strategy = self._model.distribute_strategy
+            for fragment in self._step.fragments:
+                if fragment.due is not None:
+                    self._end(fragment)
+            for fragment in self._step.fragments:
+                fragment.begin(strategy, self._hook.bits)
+                fragment.end(strategy, self._layout.replicas, late=False)
+            self._statistics()
+        self._moved = self._since
+
+    def _events(self) -> list[int]:
+        """The numbers of steps, counted as `_since`, after which fragments' outer steps begin or end next."""
+        begins = [self._since + (after - self._since - 1) % self._every + 1 for after in self._offsets()]
+        return begins + [fragment.due for fragment in self._step.fragments if fragment.due is not None]
+
+    def _offsets(self) -> list[int]:
+        """For each fragment, the number of steps of a round after which its outer step begins."""
+        number = len(self._step.fragments)
+        return [self._every * (place + 1) // number for place in range(number)]
+
+    def _end(self, fragment: Fragment) -> None:
+        late = bool(self._hook.overlap)
+        fragment.end(self._model.distribute_strategy, self._layout.replicas, late=late)
+
+    def _statistics(self) -> None:
+        """Moving statistics become their mean over the replicas."""
+        if any(underlying(v).dtype.is_floating for v in self._model.non_trainable_variables):
+            self._average()()
 
     def _in_replica(self) -> None:
-        self._step.take(self._layout.replicas)
+        mine = [
+            variable
+            for variable in map(underlying, self._model.non_trainable_variables)
+            if variable.dtype.is_floating
+        ]
+        sums = all_reduce_sum([tf.cast(variable.read_value(), wide(variable.dtype)) for variable in mine])
+        with local_update():
+            for variable, total in zip(mine, sums, strict=True):
+                variable.assign(tf.cast(total / self._layout.replicas, variable.dtype))
