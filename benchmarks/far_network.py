@@ -1,7 +1,8 @@
-"""A job whose parameter servers are on a network of their own, behind a link that is late or slow.
+"""A job whose parameter servers, or half of its workers, are behind a link that is late or slow.
 
     python benchmarks/far_network.py --workers 2 --servers 1 --delay 2 --rate 10 -- COMMAND...
 
+Without servers there is no chief, and every other worker is on the far side.
 Two network namespaces of Linux; a process carries what one sends to the other, after the delay. It needs
 root, `ip`, `tc` and /dev/net/tun. All delays are real: nothing is computed from them.
 """
@@ -117,17 +118,20 @@ def namespaces() -> Iterator[tuple[str, str]]:
 def tasks(
     program: list[str], names: tuple[str, str], workers: int, servers: int
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """All processes of the job, the chief's first. None is left at the end."""
-    places = ["chief", *["worker"] * workers, *["ps"] * servers]
+    """All processes of the job, the chief's or first worker's first. None is left at the end."""
+    places = ["chief", *["worker"] * workers, *["ps"] * servers] if servers else ["worker"] * workers
     cluster: dict[str, list[str]] = {}
     started = []
+    far = {}
     for number, job in enumerate(places):
-        cluster.setdefault(job, []).append(f"{FAR if job == 'ps' else NEAR}:{FIRST_PORT + number}")
+        addresses = cluster.setdefault(job, [])
+        far[job, len(addresses)] = job == "ps" if servers else bool(number % 2)
+        addresses.append(f"{FAR if far[job, len(addresses)] else NEAR}:{FIRST_PORT + number}")
     try:
         for job, addresses in cluster.items():
             for index in range(len(addresses)):
                 config = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
-                inside = ["ip", "netns", "exec", names[job == "ps"], *program]
+                inside = ["ip", "netns", "exec", names[far[job, index]], *program]
                 env = {**os.environ, "TF_CONFIG": config}
                 # As `dtrain launch` starts them, so that the system gives them time alike.
                 started.append(subprocess.Popen(inside, env=env, start_new_session=True))
@@ -139,7 +143,7 @@ def tasks(
 
 
 async def _until_done(started: list[subprocess.Popen[bytes]], link: Link) -> int:
-    """Waits for the chief, and some time for the others; its status."""
+    """Waits for the first process, and some time for the others; its status."""
     carrying = asyncio.ensure_future(link.carry())
     while started[0].poll() is None:
         await asyncio.sleep(0.1)
@@ -151,8 +155,8 @@ async def _until_done(started: list[subprocess.Popen[bytes]], link: Link) -> int
 
 
 def main() -> int:
-    """Runs the job to its end; the status is the chief's."""
-    parser = argparse.ArgumentParser(description="a job whose parameter servers are far away")
+    """Runs the job to its end; the status is the first process'."""
+    parser = argparse.ArgumentParser(description="a job whose parameter servers, or peers, are far away")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--servers", type=int, default=1)
     parser.add_argument("--delay", type=float, default=0.0, help="milliseconds each way")

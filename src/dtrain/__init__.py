@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "BackupAndRestore": "dtrain.checkpoint.backup_and_restore",
     "CentralStorageStrategy": "dtrain.strategies.central_storage",
+    "DiLoCo": "dtrain.interfaces.gradient_hook",
     "DtrainError": "dtrain.errors",
     "FullyShardedStrategy": "dtrain.strategies.fully_sharded",
     "MirroredStrategy": "dtrain.strategies.mirrored",
@@ -38,6 +39,7 @@ _PUBLIC = {
 __all__ = [
     "BackupAndRestore",
     "CentralStorageStrategy",
+    "DiLoCo",
     "DtrainError",
     "FullyShardedStrategy",
     "MirroredStrategy",
@@ -98,6 +100,7 @@ if TYPE_CHECKING:
     from dtrain.checkpoint.backup_and_restore import BackupAndRestore
     from dtrain.engine.callbacks.copies import compare_copies
     from dtrain.errors import DtrainError
+    from dtrain.interfaces.gradient_hook import DiLoCo
     from dtrain.launch.spawn import spawn
     from dtrain.process_group.ranks import barrier, broadcast, is_chief, local_rank, rank, world_size
     from dtrain.strategies.central_storage import CentralStorageStrategy

@@ -19,6 +19,7 @@ import pytest
 from dtrain.base.clock import REAL
 from dtrain.collectives import connect
 from dtrain.collectives.calls import ALIGNMENT, Buffers, Calls, Parts
+from dtrain.collectives.quantization import Quantization
 from dtrain.collectives.sockets import SocketCalls, Sockets
 from dtrain.collectives.transport import Facts
 from dtrain.collectives.transports import asked_for, choose, overlaps
@@ -124,6 +125,48 @@ def pairs(workers: int) -> list[dict[int, socket.socket]]:
     for one, other in combinations(range(workers), 2):
         connections[one][other], connections[other][one] = socket.socketpair()
     return connections
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_sums_in_few_bits_are_close_and_the_same_everywhere(workers: int, bits: int) -> None:
+    lengths = [0, 1, 2, 255, 257, 10_001]
+    given = {n: np.random.default_rng(n).normal(size=(workers, n)).astype(np.float32) for n in lengths}
+
+    def work(calls: Calls) -> list[np.ndarray]:
+        return [calls.quantized_sum(given[n][calls.rank], Quantization(bits, 3), n) for n in lengths]
+
+    by_worker = together(pairs(workers), work)
+    for sums in by_worker:
+        for n, total, first in zip(lengths, sums, by_worker[0], strict=True):
+            assert total.tobytes() == first.tobytes()
+            largest = np.abs(given[n]).max(initial=0.0) * workers
+            step = largest / (2 ** (bits - 1) - 1)
+            assert np.abs(total - given[n].sum(axis=0)).max(initial=0.0) <= (workers + 1) * step
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_rounding_in_few_bits_is_right_in_the_mean(bits: int) -> None:
+    values = np.random.default_rng(1).normal(size=300).astype(np.float32)
+    values[:3] = 0.0, 1e-30, -3.0
+    arrived = [
+        how.decode(how.encode(values, (0,)), 300)
+        for how in (Quantization(bits, seed) for seed in range(2000))
+    ]
+    step = np.abs(values).max() / (2 ** (bits - 1) - 1)
+    assert np.abs(np.mean(arrived, axis=0) - values).max() < 5 * 0.5 * step / np.sqrt(2000)
+    how = Quantization(bits)
+    assert how.encode(values, (1,)).tobytes() == how.encode(values, (1,)).tobytes()
+    assert how.encode(values, (1,)).tobytes() != how.encode(values, (2,)).tobytes()
+    assert len(how.encode(values, (1,))) == how.bytes_of(300)
+
+
+def test_numbers_that_are_not_finite_stay_seen_in_few_bits() -> None:
+    values = np.ones(600, np.float32)
+    values[300] = np.inf
+    arrived = Quantization(8).decode(Quantization(8).encode(values, ()), 600)
+    assert np.isnan(arrived[256:512]).all()
+    np.testing.assert_allclose(np.delete(arrived, np.s_[256:512]), 1.0, rtol=1e-6)
 
 
 @pytest.mark.parametrize("workers", [2, 3, 5])

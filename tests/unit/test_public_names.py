@@ -202,6 +202,7 @@ def test_the_public_names_are_these() -> None:
     assert dtrain.__all__ == [
         "BackupAndRestore",
         "CentralStorageStrategy",
+        "DiLoCo",
         "DtrainError",
         "FullyShardedStrategy",
         "MirroredStrategy",

@@ -19,6 +19,7 @@ from dtrain.engine.loops.local_state import LocalState
 from dtrain.engine.loops.loop import loop_of
 from dtrain.engine.replica.replica_writes import holds_parts
 from dtrain.engine.sharding.sharding_plan import owner_of, owners_of
+from dtrain.engine.synchronisation.outer_steps import outer_step_of
 from dtrain.errors import CheckpointError
 from dtrain.interfaces.divided_weights import divided_dim
 from dtrain.interfaces.managed_strategy import layout_of, managed
@@ -150,7 +151,9 @@ class TrainingVariables:
         self._layout = layout_of(strategy) or _ALONE
         asynchronous = managed(strategy).asynchronous
         self._snapshots = None if asynchronous is None else asynchronous.snapshots(model)
-        self._variables = _unique(model, self._optimizer, metrics)
+        outer = outer_step_of(model)
+        self._own = set() if outer is None else {id(variable) for variable in outer.own_variables()}
+        self._variables = _unique(model, self._optimizer, metrics, () if outer is None else outer.variables)
         inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
         accumulators = [] if inner is None else keras_optimizers.accumulators_of(inner)
         self._accumulators = {id(underlying(accumulator)) for accumulator in accumulators}
@@ -281,6 +284,8 @@ class TrainingVariables:
             return f"{_DIVIDED}{dim}"
         if id(tf_variable) in self._accumulators:
             return "sum" if self._local().apart else ""
+        if id(tf_variable) in self._own:
+            return "mean"
         if getattr(tf_variable, "synchronization", None) != tf.VariableSynchronization.ON_READ:
             return ""
         kinds = {aggregation: kind for kind, aggregation in AGGREGATIONS.items()}
@@ -341,7 +346,7 @@ class TrainingVariables:
             underlying(variable).assign(_joined(parts, kind))
             return
         # The aggregation of a user's metric is known only after its first update, so take the checkpoint's.
-        if self._apart(variable):
+        if self._apart(variable) and id(underlying(variable)) not in self._own:
             tf_variables.set_aggregation(underlying(variable), AGGREGATIONS[kind])
         for replica, part in self._parts(variable):
             if same:
@@ -365,12 +370,13 @@ class TrainingVariables:
         return same
 
 
-def _unique(model: Any, optimizer: Any, metrics: Sequence[Any]) -> list[Any]:
+def _unique(model: Any, optimizer: Any, metrics: Sequence[Any], outer: Sequence[Any]) -> list[Any]:
     everything = [
         *model.variables,
         *model.metrics_variables,
         *(variable for metric in metrics for variable in metric.variables),
         *(optimizer.variables if optimizer is not None else ()),
+        *outer,
         keras_variables.seed_generator_global().state,
     ]
     return _plain(everything)

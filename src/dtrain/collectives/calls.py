@@ -10,6 +10,7 @@ barrier's messages. The memory of all-reduced arrays is reused from step to step
 from __future__ import annotations
 
 import abc
+import contextlib
 import itertools
 import math
 import sys
@@ -21,9 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dtrain.collectives.quantization import Quantization
 from dtrain.errors import DataError, PeerMismatchError
 
-_SUM, _GATHER, _BROADCAST, _REDUCE_SCATTER, _SCATTER = 1, 2, 3, 4, 5
+_SUM, _GATHER, _BROADCAST, _REDUCE_SCATTER, _SCATTER, _QUANTIZED = 1, 2, 3, 4, 5, 6
 _KINDS = 0x7F  # the bits of a kind that name the call
 _OF_SOME = 0x80  # set in a call of some workers alone; the next bits hold `_mark`
 _OPERATION = 40  # the first bit of a kind that holds the number of the program's operation, up to the last
@@ -33,6 +35,7 @@ _NAMES = {
     _BROADCAST: "a broadcast",
     _REDUCE_SCATTER: "a reduce-scatter",
     _SCATTER: "a scatter",
+    _QUANTIZED: "an all-reduce in few bits",
 }
 _NARROW = ("float16", "bfloat16")  # sent as they are, summed in float32
 
@@ -84,7 +87,7 @@ class Calls(abc.ABC):
         self.operation: Callable[[], int] = lambda: 0
         self.explain: Callable[[], None] = lambda: None
         self._numbers_in_job: Sequence[int] = range(size)  # the workers' numbers in the job
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._buffers = Buffers()
         self._scratch = np.empty(0, np.uint8)
 
@@ -125,6 +128,44 @@ class Calls(abc.ABC):
             for group in _in_groups([vector.value.nbytes for vector in vectors]):
                 self._all_reduce(vectors[group])
             return totals
+
+    def quantized_sum(self, value: np.ndarray, how: Quantization, number: int) -> np.ndarray:
+        """All-reduces a vector in few bits: returns the same bits on each worker.
+
+        Each worker sums one part of all workers' vectors, in their order, and sends the sum to all. What is
+        sent is rounded, both ways.
+
+        Args:
+            value: a vector, sent as float32.
+            how: the bits, and the seed, the same on all workers.
+            number: the number of the call, on which the rounding depends.
+
+        Raises:
+            PeerMismatchError, PeerMissingError: as `sum`.
+        """
+        value = value.astype(np.float32, copy=False)
+        with self._lock:
+            self._barrier(self._in_operation(_QUANTIZED | _mark([how.bits, how.seed, number])), value.nbytes)
+            parts = _parts_of(len(value), self.size)
+            out = self._for_others(
+                [how.encode(value[part], (number, self.rank, r)) for r, part in enumerate(parts)]
+            )
+            mine = parts[self.rank]
+            received = [np.empty(how.bytes_of(mine.stop - mine.start), np.uint8) for _ in range(self.size)]
+            self._swap(out, self._for_others(received))
+            terms = [
+                value[mine] if r == self.rank else how.decode(sent, mine.stop - mine.start)
+                for r, sent in enumerate(received)
+            ]
+            own = np.empty(mine.stop - mine.start, np.float32)
+            self._sum_of(terms, own)
+            sums = [np.empty(how.bytes_of(part.stop - part.start), np.uint8) for part in parts]
+            sums[self.rank] = how.encode(own, (number, self.rank, self.size))
+            self._swap(self._for_others([sums[self.rank]] * self.size), self._for_others(sums))
+            decoded = [
+                how.decode(sent, part.stop - part.start) for sent, part in zip(sums, parts, strict=True)
+            ]
+            return np.concatenate(decoded)
 
     def scattered_sums(self, values: Sequence[np.ndarray], rows: Sequence[Sequence[int]]) -> list[np.ndarray]:
         """Sums several arrays as `sums` does, bit for bit, and returns this worker's rows of each sum.
@@ -214,6 +255,10 @@ class Calls(abc.ABC):
             else:
                 self._swap([None] * self.size, [raw(own), *[None] * (self.size - 1)])
             return own
+
+    def alone(self) -> contextlib.AbstractContextManager[Any]:
+        """A context in which only this thread makes calls; others wait."""
+        return self._lock
 
     def among(self, workers: Sequence[int]) -> Calls:
         """The calls that some workers make alone; they and these must be made in one order.

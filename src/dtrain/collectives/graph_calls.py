@@ -7,14 +7,17 @@ branches too: each operation reads a variable before its call and writes it afte
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from dtrain.collectives.calls import Calls, is_narrow
+from dtrain.collectives.quantization import Quantization
 from dtrain.errors import DataError
 from dtrain.partition.shard_groups import ShardGroups
 from dtrain.upstream import array_functions, tensorflow_names, tf_tracing, tf_variables
@@ -135,6 +138,38 @@ class CallOperations:
         (result,) = self._operation(self._broadcast, [value])
         result.set_shape(value.shape)
         return result
+
+    def begin_sum(self, value: np.ndarray, how: Quantization | None, number: int) -> Callable[[], np.ndarray]:
+        """Begins to all-reduce a vector of float32 beside what this process computes.
+
+        No other call comes before it, so that all workers make their calls in one order: another one waits
+        until this one ends.
+
+        Args:
+            value: the vector, which must not be changed.
+            how: the bits in which it is sent; None for the numbers as they are.
+            number: what the rounding depends on, the same on all workers.
+
+        Returns:
+            A function that waits for the sum, and returns it. It raises what the call raised.
+        """
+        result: Future[np.ndarray] = Future()
+        begun = threading.Event()
+
+        def run() -> None:
+            try:
+                with self._calls.alone():
+                    begun.set()
+                    if how is None:
+                        result.set_result(self._calls.sum(value))
+                    else:
+                        result.set_result(self._calls.quantized_sum(value, how, number))
+            except BaseException as error:
+                result.set_exception(error)
+
+        threading.Thread(target=run, daemon=True, name="dtrain-sum").start()
+        begun.wait()
+        return result.result
 
     def scatter(self, value: Any, dim: int, bounds: Sequence[tuple[int, int]]) -> Any:
         """Returns this worker's entries of the first worker's value; outside of graphs only.

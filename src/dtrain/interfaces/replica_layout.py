@@ -51,9 +51,13 @@ class ReplicaLayout:
 
     @property
     def average_every(self) -> int:
-        """Steps after which the replicas average their weights (local SGD); 0 if they reduce gradients."""
+        """Steps after which the replicas average their weights (local SGD); 0 if they reduce gradients.
+
+        One replica has nothing to average, but takes the outer steps of DiLoCo.
+        """
         hook = self.gradient_hook
-        return 0 if hook is None or self.replicas == 1 else hook.average_every
+        alone = hook is not None and self.replicas == 1 and hook.outer is None
+        return 0 if hook is None or alone else hook.average_every
 
     @property
     def first_replica(self) -> int:

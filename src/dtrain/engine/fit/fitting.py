@@ -31,6 +31,7 @@ from dtrain.engine.loops.local_state import LocalState
 from dtrain.engine.loops.loop import Loop, loop_of
 from dtrain.engine.step.xla_rule import note_compiled
 from dtrain.engine.synchronisation.accumulation import MicroBatchSums, abandon, can_sum_locally
+from dtrain.engine.synchronisation.outer_steps import OuterSteps, outer_step_of
 from dtrain.engine.synchronisation.weight_averages import WeightAverages
 from dtrain.errors import ConfigurationError
 from dtrain.interfaces.dataset_parts import datasets_in_place
@@ -347,7 +348,8 @@ def _local_state(model: Any, callbacks: list[Any], layout: ReplicaLayout, *, sum
     if layout.average_every:
         # A callback of another `fit` of this model may have called this `fit`: average what that one holds.
         loop_of(model).local.close()
-        return WeightAverages(model, layout, callbacks)
+        kind = WeightAverages if outer_step_of(model) is None else OuterSteps
+        return kind(model, layout, callbacks)
     accumulates = bool(getattr(model.optimizer, "gradient_accumulation_steps", None))
     if sums and accumulates and can_sum_locally(model, layout):
         return MicroBatchSums(model.optimizer, model.distribute_strategy, layout)

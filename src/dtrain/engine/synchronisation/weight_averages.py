@@ -98,13 +98,14 @@ class WeightAverages(LocalState):
             variables += [weight, *keras_optimizers.slots_of(optimizer, weight)]
         variables += self._model.non_trainable_variables
         mine = [variable for variable in map(underlying, variables) if variable.dtype.is_floating]
-        sums = all_reduce_sum([tf.cast(variable.read_value(), _wide(variable.dtype)) for variable in mine])
+        sums = all_reduce_sum([tf.cast(variable.read_value(), wide(variable.dtype)) for variable in mine])
         with local_update():
             for variable, total in zip(mine, sums, strict=True):
                 variable.assign(tf.cast(total / self._layout.replicas, variable.dtype))
 
 
-def _wide(dtype: tf.DType) -> tf.DType:
+def wide(dtype: tf.DType) -> tf.DType:
+    """The type in which values are summed."""
     return dtype if dtype.size >= 4 else tf.float32
 
 

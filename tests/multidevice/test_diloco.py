@@ -1,0 +1,130 @@
+"""DiLoCo: replicas that train alone, and the outer steps that move all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import dtrain
+from diloco_by_hand import by_hand
+from dtrain.engine.synchronisation.outer_steps import fragments_of
+from dtrain.errors import ConfigurationError
+from dtrain.interfaces.gradient_hook import LocalSGD
+from refusals import refused
+
+RANDOM = np.random.default_rng(4)
+X, Y = (RANDOM.normal(size=(22, width)).astype("float32") for width in (3, 2))
+OUTER = {
+    "nesterov": lambda: keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True),
+    "adam": lambda: keras.optimizers.Adam(0.05),
+}
+
+
+def model() -> Any:
+    keras.utils.set_random_seed(5)
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(2)])
+
+
+def inner() -> Any:
+    return keras.optimizers.AdamW(0.02, weight_decay=0.01)
+
+
+def strategy_of(replicas: int, hook: Any) -> Any:
+    return dtrain.MirroredStrategy([f"CPU:{place}" for place in range(replicas)], gradient_hook=hook)
+
+
+def compiled(strategy: Any, optimizer: Callable[[], Any] = inner) -> Any:
+    with strategy.scope():
+        made = model()
+        made.compile(optimizer(), "mse")
+    return made
+
+
+@pytest.mark.parametrize("outer", OUTER)
+@pytest.mark.parametrize(("replicas", "every"), [(2, 3), (2, 1), (1, 3)])
+def test_it_is_the_algorithm_that_is_written_by_hand(outer: str, replicas: int, every: int) -> None:
+    right = by_hand(model, inner, OUTER[outer], X, Y, batch=4, epochs=3, every=every, replicas=replicas)
+    made = compiled(strategy_of(replicas, dtrain.DiLoCo(every, outer=OUTER[outer]())))
+    made.fit(X, Y, batch_size=4, epochs=3, shuffle=False, verbose=0)
+    for one, other in zip(made.get_weights(), right, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("fragments", "overlap"), [(2, 0), (3, 1), (2, 2), (1, 3)])
+def test_fragments_are_moved_in_turn_while_replicas_go_on(fragments: int, overlap: int) -> None:
+    weights = model().trainable_variables
+    places = {id(weight): place for place, weight in enumerate(weights)}
+    groups = [[places[id(weight)] for weight in group] for group in fragments_of(weights, fragments)]
+    how: dict[str, Any] = {"overlap": overlap, "every": 6}
+    right = by_hand(
+        model, inner, OUTER["nesterov"], X, Y, batch=2, epochs=2, replicas=2, fragments=groups, **how
+    )
+    made = compiled(strategy_of(2, dtrain.DiLoCo(fragments=fragments, **how)))
+    made.fit(X, Y, batch_size=2, epochs=2, shuffle=False, verbose=0)
+    for one, other in zip(made.get_weights(), right, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
+
+
+def test_an_outer_step_of_one_is_local_sgd() -> None:
+    outer = keras.optimizers.SGD(1.0)
+    weights = []
+    for hook in (dtrain.DiLoCo(2, outer=outer), LocalSGD(2)):
+        made = compiled(strategy_of(2, hook), lambda: keras.optimizers.SGD(0.1))
+        made.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+        weights.append(made.get_weights())
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+class Stop(keras.callbacks.Callback):  # type: ignore[misc]
+    """Ends the first fit as a fault would, in the middle of an epoch."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch >= 3:
+            raise InterruptedError
+
+
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """Each replica's inner state and the outer momentum are in the checkpoint."""
+
+    def run(folder: Path, callbacks: list[Any]) -> Any:
+        made = compiled(strategy_of(2, dtrain.DiLoCo(2)))
+        backup = dtrain.BackupAndRestore(folder, save_freq=2)
+        made.fit(X, Y, batch_size=4, epochs=3, shuffle=False, verbose=0, callbacks=[backup, *callbacks])
+        return made
+
+    whole = run(tmp_path / "whole", [])
+    with pytest.raises(InterruptedError):
+        run(tmp_path / "stopped", [Stop()])
+    resumed = run(tmp_path / "stopped", [])
+    for one, other in zip(resumed.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    for one, other in zip(resumed.optimizer.variables, whole.optimizer.variables, strict=True):
+        strategy = whole.distribute_strategy
+        for part, right in zip(
+            resumed.distribute_strategy.experimental_local_results(one.value),
+            strategy.experimental_local_results(other.value),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(part, right)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with refused(ConfigurationError, "not an optimizer of Keras", outer="nesterov"):
+        dtrain.DiLoCo(outer="nesterov")
+    with refused(ConfigurationError, "less than every / fragments", every=9, fragments=3, overlap=3):
+        dtrain.DiLoCo(9, fragments=3, overlap=3)
+    with refused(ConfigurationError, "int8, int4", compress="int2"):
+        dtrain.DiLoCo(compress="int2")
+    with pytest.raises(ConfigurationError, match="every is 0"):
+        dtrain.DiLoCo(0)
+    with strategy_of(2, dtrain.DiLoCo()).scope():
+        made = keras.Sequential([keras.layers.Dense(2)])
+        made.compile("adamw", "mse", run_eagerly=True)
+    with pytest.raises(ConfigurationError, match="not built"):
+        made.fit(X, Y, verbose=0)

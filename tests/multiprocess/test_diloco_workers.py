@@ -1,0 +1,74 @@
+"""DiLoCo between workers: numbers, bytes, and a killed worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+import dtrain
+from diloco_by_hand import by_hand
+from dtrain.collectives.sockets import SocketCalls
+
+L = keras.layers
+RANDOM = np.random.default_rng(6)
+X, Y = (RANDOM.normal(size=(80, width)).astype("float32") for width in (20, 4))
+HOW = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
+
+
+def model() -> Any:
+    keras.utils.set_random_seed(3)
+    return keras.Sequential([keras.Input((20,)), L.Dense(300, "tanh"), L.Dense(4)])
+
+
+def inner() -> Any:
+    return keras.optimizers.AdamW(0.005)
+
+
+def trained(hook: Any) -> tuple[list[np.ndarray], float, int]:
+    """The weights, the last loss and the bytes that this worker has sent to others in rounds of training."""
+    sent = 0
+    swap_all = SocketCalls._swap_all
+
+    def counted(calls: Any, out: Any, into: Any) -> None:
+        nonlocal sent
+        sent += sum(part.nbytes for parts in out for part in parts if part is not None)
+        swap_all(calls, out, into)
+
+    strategy = dtrain.MultiWorkerMirroredStrategy(gradient_hook=hook)
+    with strategy.scope():
+        made = model()
+        made.compile(inner(), "mse")
+    made.fit(X, Y, **HOW | {"epochs": 1})  # what is sent once is not counted
+    SocketCalls._swap_all = counted  # type: ignore[method-assign]
+    losses = made.fit(X, Y, **HOW).history["loss"]
+    SocketCalls._swap_all = swap_all  # type: ignore[method-assign]
+    return made.get_weights(), losses[-1], sent
+
+
+def by_every_hook() -> dict[str, tuple[list[np.ndarray], float, int]]:
+    hooks = {
+        "synchronous": None,
+        "diloco": dtrain.DiLoCo(10),
+        "int8": dtrain.DiLoCo(10, compress="int8"),
+        "int4": dtrain.DiLoCo(10, compress="int4"),
+        "streaming": dtrain.DiLoCo(10, compress="int8", fragments=2, overlap=3),
+    }
+    return {name: trained(hook) for name, hook in hooks.items()}
+
+
+def test_workers_agree_and_send_less() -> None:
+    def outer() -> Any:
+        return keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
+
+    right = by_hand(model, inner, outer, X, Y, batch=8, epochs=3, every=10, replicas=2)
+    first, second = dtrain.spawn(by_every_hook, 2)
+    for name, (weights, loss, _) in first.items():
+        for one, other in zip(weights, second[name][0], strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert abs(loss - first["diloco"][1]) < 0.1 * first["diloco"][1] or name == "synchronous", name
+    for one, other in zip(first["diloco"][0], right, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
+    sent = {name: of_all[2] for name, of_all in first.items()}
+    assert sent["synchronous"] > 9 * sent["diloco"] > 9 * 3.5 * sent["int8"] > 9 * 3.5 * 1.8 * sent["int4"]
