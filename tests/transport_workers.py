@@ -389,7 +389,7 @@ def local_sgd(workers: Workers) -> None:
     """Averaging every three steps gives the numbers of the algorithm, written by hand on one device."""
     import keras
 
-    from dtrain.interfaces.gradient_hook import LocalSGD
+    from dtrain.gradient_hooks.local_sgd import LocalSGD
     from local_sgd_by_hand import by_hand
 
     x, y, made = regression()
@@ -413,13 +413,37 @@ def gradients_in_16_bits(workers: Workers) -> None:
     """Compressed gradients train as plain ones do, within the precision of the narrow type."""
     import keras
 
-    from dtrain.interfaces.gradient_hook import hook_of
+    from dtrain.gradient_hooks.hooks import hook_of
 
     plain = fitted_with(workers, None, lambda: keras.optimizers.SGD(0.05))
     for name, precision in (("float16", 2.0**-11), ("bfloat16", 2.0**-8)):
         weights = fitted_with(workers, hook_of(name), lambda: keras.optimizers.SGD(0.05))
         apart = max(float(np.abs(a - b).max()) for a, b in zip(weights, plain, strict=True))
         assert 1e-7 < apart < 4 * precision, (name, apart)
+
+
+@case
+def gradients_in_few_numbers(workers: Workers) -> None:
+    """PowerSGD and top-k give the numbers of the algorithms, written by hand; 8 bits train as 32 do."""
+    import keras
+
+    import dtrain
+    from gradient_compression_by_hand import PowerSGDByHand, TopKByHand, by_hand
+
+    x, y, made = regression()
+
+    def optimizer() -> Any:
+        return keras.optimizers.SGD(0.1, momentum=0.5)
+
+    for hook, hand in ((dtrain.PowerSGD(1), PowerSGDByHand(1)), (dtrain.TopK(0.1), TopKByHand(0.1))):
+        weights = fitted_with(workers, hook, optimizer)
+        right = by_hand(made, optimizer(), hand, x, y, batch=4, epochs=3, replicas=workers.replicas)
+        for one, other in zip(weights, right, strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-5)
+    if workers.strategy.dtrain_managed.calls is not None:
+        plain, narrow = (fitted_with(workers, hook, optimizer) for hook in (None, dtrain.Int8()))
+        apart = max(float(np.abs(a - b).max()) for a, b in zip(plain, narrow, strict=True))
+        assert 1e-6 < apart < 0.05, apart
 
 
 @case

@@ -15,14 +15,17 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "BackupAndRestore": "dtrain.checkpoint.backup_and_restore",
     "CentralStorageStrategy": "dtrain.strategies.central_storage",
-    "DiLoCo": "dtrain.interfaces.gradient_hook",
+    "DiLoCo": "dtrain.gradient_hooks.diloco",
     "DtrainError": "dtrain.errors",
     "FullyShardedStrategy": "dtrain.strategies.fully_sharded",
+    "Int8": "dtrain.gradient_hooks.int8",
     "MirroredStrategy": "dtrain.strategies.mirrored",
     "MultiWorkerMirroredStrategy": "dtrain.strategies.multi_worker",
     "OneDeviceStrategy": "dtrain.strategies.one_device",
     "ParameterServerStrategy": "dtrain.strategies.parameter_server",
+    "PowerSGD": "dtrain.gradient_hooks.power_sgd",
     "TPUStrategy": "dtrain.strategies.tpu",
+    "TopK": "dtrain.gradient_hooks.top_k",
     "Trainer": "dtrain.trainer.trainer",
     "barrier": "dtrain.process_group.ranks",
     "broadcast": "dtrain.process_group.ranks",
@@ -42,11 +45,14 @@ __all__ = [
     "DiLoCo",
     "DtrainError",
     "FullyShardedStrategy",
+    "Int8",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ParameterServerStrategy",
+    "PowerSGD",
     "TPUStrategy",
+    "TopK",
     "Trainer",
     "barrier",
     "broadcast",
@@ -100,7 +106,10 @@ if TYPE_CHECKING:
     from dtrain.checkpoint.backup_and_restore import BackupAndRestore
     from dtrain.engine.callbacks.copies import compare_copies
     from dtrain.errors import DtrainError
-    from dtrain.interfaces.gradient_hook import DiLoCo
+    from dtrain.gradient_hooks.diloco import DiLoCo
+    from dtrain.gradient_hooks.int8 import Int8
+    from dtrain.gradient_hooks.power_sgd import PowerSGD
+    from dtrain.gradient_hooks.top_k import TopK
     from dtrain.launch.spawn import spawn
     from dtrain.process_group.ranks import barrier, broadcast, is_chief, local_rank, rank, world_size
     from dtrain.strategies.central_storage import CentralStorageStrategy

@@ -33,9 +33,9 @@ _SEAMS = {
     "CheckpointIO": "dtrain.checkpoint.checkpoint_io.CheckpointIO",
     "register_storage": "dtrain.checkpoint.storages.register",
     # gradients
-    "HOOKS": "dtrain.interfaces.gradient_hook.HOOKS",
+    "HOOKS": "dtrain.gradient_hooks.hooks.HOOKS",
     "GradientHook": "dtrain.interfaces.gradient_hook.GradientHook",
-    "LocalSGD": "dtrain.interfaces.gradient_hook.LocalSGD",
+    "LocalSGD": "dtrain.gradient_hooks.local_sgd.LocalSGD",
     # rules of the partitioner
     "Partitioned": "dtrain.partition.partition.Partitioned",
     "Replicas": "dtrain.partition.replicas.Replicas",
@@ -92,7 +92,9 @@ if TYPE_CHECKING:
     from dtrain.environments.detected_job import register as register_environment
     from dtrain.environments.environment import Environment
     from dtrain.environments.topology import Topology
-    from dtrain.interfaces.gradient_hook import HOOKS, GradientHook, LocalSGD
+    from dtrain.gradient_hooks.hooks import HOOKS
+    from dtrain.gradient_hooks.local_sgd import LocalSGD
+    from dtrain.interfaces.gradient_hook import GradientHook
     from dtrain.interfaces.managed_strategy import ManagedStrategy
     from dtrain.interfaces.replica_layout import ReplicaLayout
     from dtrain.launch.job.launcher import Launcher

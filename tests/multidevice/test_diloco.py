@@ -14,7 +14,7 @@ import dtrain
 from diloco_by_hand import by_hand
 from dtrain.engine.synchronisation.outer_steps import fragments_of
 from dtrain.errors import ConfigurationError
-from dtrain.interfaces.gradient_hook import LocalSGD
+from dtrain.gradient_hooks.local_sgd import LocalSGD
 from refusals import refused
 
 RANDOM = np.random.default_rng(4)

@@ -18,7 +18,9 @@ import dtrain
 from dtrain.engine.replica.context import all_reduce_sum
 from dtrain.engine.synchronisation import accumulation, weight_averages
 from dtrain.errors import ConfigurationError, StepError
-from dtrain.interfaces.gradient_hook import HOOKS, GradientHook, LocalSGD
+from dtrain.gradient_hooks.hooks import HOOKS
+from dtrain.gradient_hooks.local_sgd import LocalSGD
+from dtrain.interfaces.gradient_hook import GradientHook
 from dtrain.optim import shard_state
 from given_clock import GivenClock
 from local_sgd_by_hand import by_hand as locally_by_hand

@@ -17,6 +17,7 @@ import tensorflow as tf
 from dtrain.checkpoint.tensor_file import StoredTensor
 from dtrain.engine.loops.local_state import LocalState
 from dtrain.engine.loops.loop import loop_of
+from dtrain.engine.replica.gradients import prepare_hook
 from dtrain.engine.replica.replica_writes import holds_parts
 from dtrain.engine.sharding.sharding_plan import owner_of, owners_of
 from dtrain.engine.synchronisation.outer_steps import outer_step_of
@@ -153,7 +154,8 @@ class TrainingVariables:
         self._snapshots = None if asynchronous is None else asynchronous.snapshots(model)
         outer = outer_step_of(model)
         self._own = set() if outer is None else {id(variable) for variable in outer.own_variables()}
-        self._variables = _unique(model, self._optimizer, metrics, () if outer is None else outer.variables)
+        further = prepare_hook(strategy, model.trainable_variables) if outer is None else outer.variables
+        self._variables = _unique(model, self._optimizer, metrics, further)
         inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
         accumulators = [] if inner is None else keras_optimizers.accumulators_of(inner)
         self._accumulators = {id(underlying(accumulator)) for accumulator in accumulators}
@@ -370,13 +372,13 @@ class TrainingVariables:
         return same
 
 
-def _unique(model: Any, optimizer: Any, metrics: Sequence[Any], outer: Sequence[Any]) -> list[Any]:
+def _unique(model: Any, optimizer: Any, metrics: Sequence[Any], further: Sequence[Any]) -> list[Any]:
     everything = [
         *model.variables,
         *model.metrics_variables,
         *(variable for metric in metrics for variable in metric.variables),
         *(optimizer.variables if optimizer is not None else ()),
-        *outer,
+        *further,
         keras_variables.seed_generator_global().state,
     ]
     return _plain(everything)

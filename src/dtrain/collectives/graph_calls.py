@@ -139,6 +139,22 @@ class CallOperations:
         result.set_shape(value.shape)
         return result
 
+    def quantized_sum(self, value: Any, how: Quantization, number: Any) -> Any:
+        """All-reduces a vector of float32 in few bits.
+
+        Args:
+            value: the vector.
+            how: as for `Calls.quantized_sum`.
+            number: a scalar, on which the rounding depends; the same on all workers.
+        """
+        function = array_functions.ArrayFunction(
+            # An operation returns as many tensors as it is given.
+            self._counted(lambda array, at: [self._calls.quantized_sum(array, how, int(at)), at])
+        )
+        total, _ = self._operation(function, [value, number])
+        total.set_shape(value.shape)
+        return total
+
     def begin_sum(self, value: np.ndarray, how: Quantization | None, number: int) -> Callable[[], np.ndarray]:
         """Begins to all-reduce a vector of float32 beside what this process computes.
 

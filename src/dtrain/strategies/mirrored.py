@@ -11,7 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from dtrain.interfaces.gradient_hook import GradientHook, hook_of
+from dtrain.gradient_hooks.hooks import hook_of
+from dtrain.interfaces.gradient_hook import GradientHook
 from dtrain.interfaces.managed_strategy import ManagedStrategy
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.interfaces.scope_checks import strategy_made

@@ -20,7 +20,8 @@ from dtrain.engine.replica.seeds import note_drawn
 from dtrain.environments import current, join, known_to_tensorflow
 from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError
-from dtrain.interfaces.gradient_hook import GradientHook, hook_of
+from dtrain.gradient_hooks.hooks import hook_of
+from dtrain.interfaces.gradient_hook import GradientHook
 from dtrain.interfaces.managed_strategy import ManagedStrategy
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.interfaces.scope_checks import strategy_made
@@ -160,6 +161,12 @@ class MultiWorkerMirroredStrategy(
         self.dtrain_communication, transport = connect(
             layout, asked, topology, gpus=gpus, given=self._given()
         )
+        if hook is not None and hook.bits and layout.workers > 1 and transport is None:
+            raise ConfigurationError(
+                f"{type(hook).__name__} sends numbers in {hook.bits} bits, but the workers communicate by "
+                "TensorFlow's collectives, which cannot.",
+                hint='set communication="ring" or "mpi", or leave out compress',
+            )
         if layout.workers > 1:
             chosen = self.dtrain_communication
             layout = replace(layout, sums=chosen.sums, overlap=chosen.overlap)

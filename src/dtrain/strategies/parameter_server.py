@@ -22,7 +22,8 @@ from dtrain.engine.variables.split_variables import is_split
 from dtrain.environments import current, join, known_to_tensorflow
 from dtrain.environments.topology import Topology
 from dtrain.errors import ClusterConfigError, ConfigurationError
-from dtrain.interfaces.gradient_hook import GradientHook, server_hook_of
+from dtrain.gradient_hooks.hooks import server_hook_of
+from dtrain.interfaces.gradient_hook import GradientHook
 from dtrain.interfaces.managed_strategy import ManagedStrategy
 from dtrain.interfaces.replica_layout import ServerLayout
 from dtrain.interfaces.scope_checks import strategy_made

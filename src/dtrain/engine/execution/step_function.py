@@ -23,6 +23,7 @@ from dtrain.engine.feed.split_datasets import SplitIterator
 from dtrain.engine.loops.local_state import LocalState
 from dtrain.engine.loops.loop import loop_of
 from dtrain.engine.loops.step_calls import Call
+from dtrain.engine.replica.gradients import check_first_steps
 from dtrain.engine.replica.replica_metrics import follow_from_variables
 from dtrain.engine.step.step_plan import as_record, warn_of_much
 from dtrain.engine.step.steps import Program
@@ -304,6 +305,8 @@ class StepFunction:
                 "Local SGD averages the weights in fit, and train_on_batch was called.",
                 hint="train with fit, or leave out gradient_hook",
             )
+        if self._layout.replicas > 1 and loop.kind != "fit":
+            check_first_steps(self._layout.gradient_hook)
         loop.local.functions = self._functions
         return loop.local
 

@@ -32,6 +32,7 @@ from dtrain.engine.loops.loop import Loop, loop_of
 from dtrain.engine.step.xla_rule import note_compiled
 from dtrain.engine.synchronisation.accumulation import MicroBatchSums, abandon, can_sum_locally
 from dtrain.engine.synchronisation.outer_steps import OuterSteps, outer_step_of
+from dtrain.engine.synchronisation.steps_without_hook import StepsWithoutHook
 from dtrain.engine.synchronisation.weight_averages import WeightAverages
 from dtrain.errors import ConfigurationError
 from dtrain.interfaces.dataset_parts import datasets_in_place
@@ -350,6 +351,9 @@ def _local_state(model: Any, callbacks: list[Any], layout: ReplicaLayout, *, sum
         loop_of(model).local.close()
         kind = WeightAverages if outer_step_of(model) is None else OuterSteps
         return kind(model, layout, callbacks)
+    hook = layout.gradient_hook
+    if hook is not None and hook.start and layout.replicas > 1:
+        return StepsWithoutHook(model, hook.start)
     accumulates = bool(getattr(model.optimizer, "gradient_accumulation_steps", None))
     if sums and accumulates and can_sum_locally(model, layout):
         return MicroBatchSums(model.optimizer, model.distribute_strategy, layout)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from dtrain.engine.replica.context import all_reduce_sum
@@ -15,7 +16,8 @@ from dtrain.engine.replica.row_gradients import Lookups
 from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.variables.split_variables import is_split, joined_gradient, parts_of
 from dtrain.errors import ConfigurationError, StepError
-from dtrain.interfaces.managed_strategy import current_layout
+from dtrain.interfaces.gradient_hook import GradientHook
+from dtrain.interfaces.managed_strategy import current_layout, layout_of
 from dtrain.upstream.tf_variables import underlying
 
 
@@ -57,6 +59,47 @@ def check_averaged(optimizer: Any, averaged: Any) -> None:
             f"Local SGD averages the state of the optimizer that the model was compiled with, and "
             f"train_step applies another one, {optimizer.name!r}.",
             hint="apply model.optimizer alone, or leave out gradient_hook",
+        )
+
+
+def prepare_hook(strategy: Any, variables: Sequence[Any]) -> list[tf.Variable]:
+    """The state that a strategy's gradient hook keeps for weights, which is made at first.
+
+    Must be called outside of replicas; a graph may be under construction.
+    """
+    layout = layout_of(strategy)
+    hook = None if layout is None else layout.gradient_hook
+    if hook is None or not hook.keeps_state:
+        return []
+    with tf.init_scope(), strategy.scope():
+        return hook.state_of(variables)
+
+
+def check_first_steps(hook: GradientHook | None) -> None:
+    """Checks, where no `fit` runs, that no steps are to be made without the hook.
+
+    Raises:
+        ConfigurationError: there are.
+    """
+    if hook is not None and hook.start:
+        raise ConfigurationError(
+            f"{type(hook).__name__} has start={hook.start}, which counts the steps of fit, and another loop "
+            "trains the model.",
+            hint="train with fit, or leave out start",
+        )
+
+
+def check_scale(optimizer: Any, hook: GradientHook | None) -> None:
+    """Checks that a hook that remembers gradients gets them without a loss scale, which may change.
+
+    Raises:
+        ConfigurationError: the optimizer scales the loss.
+    """
+    if hook is not None and hook.keeps_state and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ConfigurationError(
+            f"gradient_hook={type(hook).__name__} adds what it has not sent to the next step's gradient, but "
+            "the optimizer scales the loss, by another number in each step.",
+            hint='use mixed_bfloat16 or float32, or gradient_hook="float16"',
         )
 
 

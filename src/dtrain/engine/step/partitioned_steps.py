@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -26,6 +27,7 @@ from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.step.replica_communication import StrategyCollectives
 from dtrain.engine.step.steps import Program, run_step, step_is_stock
 from dtrain.engine.synchronisation.accumulation import PARTS
+from dtrain.engine.synchronisation.steps_without_hook import WHOLE
 from dtrain.interfaces.divided_weights import divided_dim
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.partition.layouts import REPLICATED, Layout, Sharded
@@ -324,7 +326,10 @@ class PartitionedProgram(SingleProgram):
         key = f"{spec} {phase}"
         if key not in self._steps:
             sums = keras_optimizers.accumulators_of(self._model.optimizer) if phase == PARTS else ()
-            self._steps[key] = self._divided(self._stock_step, spec, in_parts=sums, compiled=self.compiled)
+            layout = replace(self._layout, gradient_hook=None) if phase == WHOLE else self._layout
+            self._steps[key] = self._divided(
+                self._stock_step, spec, layout, in_parts=sums, compiled=self.compiled
+            )
             self._divide_results()
         self._step = self._steps[key]
         self._filled = filled and self._step.differs_if_filled
@@ -359,7 +364,9 @@ class PartitionedProgram(SingleProgram):
         A step of the user's own may never update its metrics, which then have no result.
         """
         if self.stock:
-            self._results = self._divided(lambda _: self._model.get_metrics_result(), None)
+            self._results = self._divided(lambda _: self._model.get_metrics_result(), None, self._layout)
 
-    def _divided(self, function: Callable[..., Any], spec: Any, **how: Any) -> DividedFunction:
-        return DividedFunction(function, spec, self._model.distribute_strategy, self._layout, **how)
+    def _divided(
+        self, function: Callable[..., Any], spec: Any, layout: ReplicaLayout, **how: Any
+    ) -> DividedFunction:
+        return DividedFunction(function, spec, self._model.distribute_strategy, layout, **how)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from dtrain.engine.batches.batch_rows import batch_rows
 from dtrain.engine.replica.context import all_reduce_sum, gather_examples
 from dtrain.engine.replica.gradient_marks import GradientMarks
-from dtrain.engine.replica.gradients import sum_gradients
+from dtrain.engine.replica.gradients import prepare_hook, sum_gradients
 from dtrain.errors import StepError
 from dtrain.interfaces.managed_strategy import managed
 from dtrain.interfaces.replica_layout import ReplicaLayout
@@ -76,6 +76,7 @@ class StrategyCollectives(Collectives):
         if self._by_tensorflow:
             _check_not(nested)
         variables = self._marks.variables(marks)
+        prepare_hook(self._strategy, variables)
         return self._in_replicas(lambda *gradients: sum_gradients(gradients, variables), parts)
 
     def gathers(self, parts: Parts, *, in_group: bool = False, nested: bool = False) -> Parts:

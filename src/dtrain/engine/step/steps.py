@@ -69,7 +69,8 @@ class Program(abc.ABC):
         Args:
             parts: a batch for each replica of this process.
             sizes: the examples of each replica's part, over all processes; None if not known yet.
-            phase: `accumulation.PARTS` where each replica accumulates its own gradients; else None.
+            phase: `accumulation.PARTS` where each replica accumulates its own gradients,
+                `steps_without_hook.WHOLE` where there is no gradient hook yet; else None.
 
         Returns:
             The step's outputs for the global batch, or {} for a stock step; and the seconds that this worker

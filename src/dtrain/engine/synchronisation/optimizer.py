@@ -14,7 +14,14 @@ from typing import Any
 import tensorflow as tf
 
 from dtrain.engine.replica.context import local_update
-from dtrain.engine.replica.gradients import check_averaged, on_present, sum_gradients
+from dtrain.engine.replica.gradients import (
+    check_averaged,
+    check_first_steps,
+    check_scale,
+    on_present,
+    prepare_hook,
+    sum_gradients,
+)
 from dtrain.engine.replica.single_program import under_strategy
 from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.sharding.divided_gradients import like_weights
@@ -79,7 +86,10 @@ def _in_single_program(original: Callable[..., Any], optimizer: Any, grads: list
     own, averaged = keras_optimizers.strategy_of_optimizer(optimizer), thread_state.averaged_optimizer
     if averaged is not None:
         check_averaged(optimizer, averaged)
-    if variables is not None and not optimizer.built and layout_of(own) is not None:
+    layout = layout_of(own)
+    if layout is not None and layout.replicas > 1:
+        check_scale(optimizer, layout.gradient_hook)
+    if variables is not None and not optimizer.built and layout is not None:
         with under_strategy(own):
             optimizer.build(variables)
     targets = keras_optimizers.trainable_variables_of(optimizer) if variables is None else variables
@@ -130,6 +140,13 @@ def _in_replica(
     """In a replica: applies the global batch's gradients to its own copy, or once to the central weights."""
     strategy, targets = _checked(optimizer, variables)
     _build(optimizer, strategy, targets)
+    hook = strategy.dtrain_managed.layout.gradient_hook
+    check_first_steps(hook)
+    if hook is not None and hook.keeps_state and tf_replicas.merge_possible():
+        check_scale(optimizer, hook)
+        tf.distribute.get_replica_context().merge_call(
+            lambda distribution: prepare_hook(distribution, targets)
+        )
     sums = sum_gradients(grads, targets)
     if not strategy.dtrain_managed.layout.central:
         with local_update():
