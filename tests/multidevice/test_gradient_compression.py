@@ -14,6 +14,7 @@ import tensorflow as tf
 import dtrain
 from dtrain.checkpoint.checkpoints import Checkpoints
 from dtrain.errors import ConfigurationError
+from dtrain.gradient_hooks.hooks import hook_of
 from gradient_compression_by_hand import PowerSGDByHand, TopKByHand, by_hand
 
 RANDOM = np.random.default_rng(4)
@@ -136,7 +137,9 @@ def test_another_number_of_replicas_gets_the_sum_of_what_was_not_sent(tmp_path: 
     first, second = dtrain.PowerSGD(1), dtrain.PowerSGD(1)
     made = compiled(strategy_of(2, first))
     made.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
-    Checkpoints(tmp_path, made).save(3)
+    checkpoints = Checkpoints(tmp_path, made)
+    checkpoints.save(3)
+    checkpoints.close()
     alone = compiled(strategy_of(1, second))
     with alone.distribute_strategy.scope():
         alone.optimizer.build(alone.trainable_variables)
@@ -166,6 +169,24 @@ def test_sparse_gradients_and_vectors_are_sent_as_they_are() -> None:
     right = trained(None, 1)
     for hook in ("power_sgd", "top_k", "int8"):
         equal(trained(hook, 2), right)
+
+
+def test_a_name_takes_arguments() -> None:
+    hook = hook_of("diloco:every=20, compress=int4,fragments=2")
+    assert isinstance(hook, dtrain.DiLoCo)
+    assert (hook.average_every, hook.bits, hook.fragments) == (20, 4, 2)
+    top = hook_of("top_k:ratio=0.5")
+    assert isinstance(top, dtrain.TopK)
+    assert top.ratio == 0.5
+    for given, text in (
+        ("top_k:ration=1", "'ration=1' is no argument of top_k"),
+        ("float16:bits=1", "'bits=1' is no argument of float16"),
+        ("power_sgd:rank", "'rank' is no argument"),
+        ("power_sgd:rank=two", "rank is 'two'"),
+        ("topk:ratio=1", "neither the name of a hook"),
+    ):
+        with pytest.raises(ConfigurationError, match=text):
+            hook_of(given)
 
 
 def test_what_cannot_be_is_refused() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -31,20 +34,21 @@ def hook_of(given: str | GradientHook | None, *, shared_weights: str = "") -> Gr
     """The hook that a strategy's `gradient_hook` argument means.
 
     Args:
-        given: the argument.
+        given: the argument: a hook, or a name of `HOOKS`, also with arguments, as in
+            "diloco:every=20,compress=int8".
         shared_weights: where the weights are, in a strategy whose replicas have no weights of their own; ""
             in others.
 
     Raises:
-        ConfigurationError: it is neither a registered name nor a `GradientHook`; its `average_every` is not a
-            number of steps; or it averages weights that exist only once.
+        ConfigurationError: it is neither a registered name nor a `GradientHook`; the name's arguments are
+            wrong; its `average_every` is not a number of steps; or it averages weights that exist only once.
     """
-    if isinstance(given, str) and given in HOOKS:
-        given = HOOKS[given]()
+    if isinstance(given, str) and given.partition(":")[0] in HOOKS:
+        given = _made(given)
     if given is not None and not isinstance(given, GradientHook):
         raise ConfigurationError(
             f"gradient_hook={given!r} is neither the name of a hook nor a GradientHook.",
-            hint=known_are(HOOKS, str(given)),
+            hint=known_are(HOOKS, str(given).partition(":")[0]),
         )
     if given is not None:
         check_steps(given.average_every, "average_every", least=0)
@@ -61,6 +65,30 @@ def hook_of(given: str | GradientHook | None, *, shared_weights: str = "") -> Gr
             hint="use MirroredStrategy or MultiWorkerMirroredStrategy, or another gradient hook",
         )
     return given
+
+
+def _made(given: str) -> GradientHook:
+    """The hook of a known name, with its arguments."""
+    name, _, rest = given.partition(":")
+    known = list(inspect.signature(HOOKS[name]).parameters)
+    arguments: dict[str, Any] = {}
+    for word in rest.split(",") if rest else ():
+        key, _, value = word.strip().partition("=")
+        if key not in known or not value:
+            raise ConfigurationError(
+                f"gradient_hook={given!r} was set, and {word!r} is no argument of {name}.",
+                hint=f"write NAME=VALUE; {known_are(known, key)}" if known else f"write {name} alone",
+            )
+        arguments[key] = _value_of(value)
+    return HOOKS[name](**arguments)
+
+
+def _value_of(text: str) -> Any:
+    """An integer, a float, or the text."""
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def server_hook_of(given: str | GradientHook | None) -> GradientHook | None:

@@ -39,6 +39,8 @@ class RecipeOptions:
         base_batch: the global batch for which the learning rate is meant. Only with a scaling.
         warmup: the epochs in which the learning rate rises to its highest value; may be a fraction.
         precision: "float32", "mixed_float16" or "mixed_bfloat16".
+        gradient_hook: what replicas send in place of each step's gradients; a name, also with arguments. None
+            sends the gradients as they are.
         seed: the seed of the initial weights and of the order of the examples, from 0 to 4294967295.
         run_dir: the directory of the run's files; None means a new directory under `runs/`.
 
@@ -86,6 +88,12 @@ class RecipeOptions:
         metavar="WORD",
         words=PRECISIONS,
         near=SHORT_PRECISIONS,
+    )
+    gradient_hook: str | None = option(
+        None,
+        "what replicas send: float16, bfloat16, int8, power_sgd, top_k, local_sgd or diloco, also with "
+        "arguments, as in diloco:every=20,compress=int8",
+        metavar="H",
     )
     seed: int = option(1, "seed of the weights and of the data order", metavar="N")
     run_dir: str | None = option(

@@ -61,7 +61,8 @@ class TrainingRun:
     def __init__(self, recipe: str, options: RecipeOptions) -> None:
         self._started = time.perf_counter()
         self.recipe, self.options = recipe, options
-        self.strategy = dtrain.strategy(options.strategy)
+        hook = {} if options.gradient_hook is None else {"gradient_hook": options.gradient_hook}
+        self.strategy = dtrain.strategy(options.strategy, **hook)
         replicas = self.strategy.num_replicas_in_sync
         # If a worker of an elastic job is absent, the batches stay the same, and each present worker's shard
         # grows.
