@@ -394,7 +394,7 @@ def test_local_sgd_is_refused_where_it_cannot_be_had(tmp_path: Any) -> None:
         refused(lambda hook=hook: dtrain.MirroredStrategy(gradient_hook=hook), f"average_every is {every}")
     refused(lambda: by_hand(dtrain.MirroredStrategy(gradient_hook="local_sgd")), "in another loop")
     saves = keras.callbacks.ModelCheckpoint(str(tmp_path / "model.keras"), save_freq=2)
-    refused(lambda: locally("sgd", 3, callbacks=[saves]), "saves between two averagings")
+    refused(lambda: locally("sgd", 3, callbacks=[saves]), "saves between two rounds")
     for how in ({}, {"jit_compile": True}):
         refused(lambda how=how: locally("sgd", 3, TwoOptimizers, **how), "applies another one, 'second'")
     strategy = dtrain.MirroredStrategy(gradient_hook="local_sgd")

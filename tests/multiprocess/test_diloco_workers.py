@@ -9,6 +9,7 @@ import numpy as np
 
 import dtrain
 from diloco_by_hand import by_hand
+from dtrain.collectives.calls import Calls
 from dtrain.collectives.sockets import SocketCalls
 
 L = keras.layers
@@ -47,6 +48,37 @@ def trained(hook: Any) -> tuple[list[np.ndarray], float, int]:
     return made.get_weights(), losses[-1], sent
 
 
+class OwnStep(keras.Model):  # type: ignore[misc]
+    """A step of the user's own, which returns numbers."""
+
+    def train_step(self, data: Any) -> Any:
+        super().train_step(data)
+        x, y = data
+        return {"loss": keras.ops.mean(keras.ops.square(y - self(x)))}
+
+
+def own_step_calls() -> tuple[int, list[float]]:
+    """The calls between workers in a fit of 40 steps with rounds of ten, and the losses that it returns."""
+    calls = 0
+    barrier = Calls._barrier
+
+    def counted(some: Any, kind: int, size: int) -> None:
+        nonlocal calls
+        calls += 1
+        barrier(some, kind, size)
+
+    strategy = dtrain.MultiWorkerMirroredStrategy(gradient_hook=dtrain.DiLoCo(10))
+    with strategy.scope():
+        inputs = keras.Input((20,))
+        made = OwnStep(inputs, L.Dense(4)(inputs))
+        made.compile(inner(), "mse")
+    made.fit(X, Y, **HOW)
+    Calls._barrier = counted  # type: ignore[method-assign]
+    losses = made.fit(np.tile(X, (4, 1)), np.tile(Y, (4, 1)), **HOW | {"epochs": 1}).history["loss"]
+    Calls._barrier = barrier  # type: ignore[method-assign]
+    return calls, losses
+
+
 def by_every_hook() -> dict[str, tuple[list[np.ndarray], float, int]]:
     hooks = {
         "synchronous": None,
@@ -72,3 +104,9 @@ def test_workers_agree_and_send_less() -> None:
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
     sent = {name: of_all[2] for name, of_all in first.items()}
     assert sent["synchronous"] > 9 * sent["diloco"] > 9 * 3.5 * sent["int8"] > 9 * 3.5 * 1.8 * sent["int4"]
+
+
+def test_what_a_step_of_ones_own_returns_is_sent_once_a_round() -> None:
+    (calls, losses), (_, others) = dtrain.spawn(own_step_calls, 2)
+    assert losses == others
+    assert calls < 40

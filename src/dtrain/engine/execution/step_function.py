@@ -72,8 +72,11 @@ class StepFunction:
         self._communicated = _Stopwatch(managed(model.distribute_strategy).communicated)
         self._waited = _Stopwatch(managed(model.distribute_strategy).waited if training else None)
         self._results: Callable[..., Any] = self._program.results
+        self._own_results: Callable[..., Any] = self._program.own_results
         if not self._model.run_eagerly:
             self._results = tf_tracing.made_for_each_model(self._results)
+            self._own_results = tf_tracing.made_for_each_model(self._own_results)
+        self._returned: Any = None  # by the last step, where it has no results
 
     @property
     def findings(self) -> dict[str, Any] | None:
@@ -113,7 +116,11 @@ class StepFunction:
             raise StopIteration
         usual = usual and self._traced == traced
         call.seconds = time.perf_counter() - begun if usual else None
-        outputs = self._results() if self._program.stock and not ran.has_results else ran.outputs
+        if self._program.stock:
+            outputs = ran.outputs if ran.has_results else self._own_results()
+        else:
+            self._returned = ran.outputs
+            outputs = self._program.outputs(ran.outputs)
         events.emit(events.CallEnds(self._training, usual, self._communicated() or 0.0))
         return outputs
 
@@ -205,7 +212,14 @@ class StepFunction:
         return ran
 
     def metrics(self) -> dict[str, Any] | None:
-        """All metrics over all replicas, by one all-reduce; None if Keras must compute them itself."""
+        """All metrics over all replicas, by one all-reduce; None if Keras must compute them itself.
+
+        Of a step of the user's own, what it returned last, where each replica had only its own.
+        """
+        if not self._program.stock:
+            returned, self._returned = self._returned, None
+            whole = None if returned is None else self._program.whole_outputs(returned)
+            return whole if isinstance(whole, dict) else None
         quicker = self._program.stock and self._layout.replicas > 1 and not self._model.run_eagerly
         return dict(self._results()) if quicker and follow_from_variables(self._model) else None
 
@@ -227,7 +241,7 @@ class StepFunction:
             made = f"{specs} {id(traced)} {how}"
             if made not in self._runs:
                 with _tracing():
-                    results = self._program.results if last and self._program.stock else None
+                    results = self._program.own_results if last and self._program.stock else None
                     self._runs[made] = Run(traced, iterator, exact=exact, results=results)
             self._runs[key] = self._runs[made]
         return self._runs[key]
@@ -302,7 +316,7 @@ class StepFunction:
             return LocalState()
         if self._layout.average_every and loop.kind != "fit":
             raise ConfigurationError(
-                "Local SGD averages the weights in fit, and train_on_batch was called.",
+                "Local SGD and DiLoCo move the weights in fit, and train_on_batch was called.",
                 hint="train with fit, or leave out gradient_hook",
             )
         if self._layout.replicas > 1 and loop.kind != "fit":
@@ -330,7 +344,7 @@ class StepFunction:
         def run_with_results(parts: Any, sizes: Any) -> Any:
             # One function instead of two: calling a function takes as long as a small model's step.
             outputs, waited = run(parts, sizes)
-            return self._program.results() if self._program.stock else outputs, waited
+            return self._program.own_results() if self._program.stock else outputs, waited
 
         key = _kind(f"single, {sizes is None}", batch_spec, phase)
         if key not in self._functions:

@@ -59,7 +59,8 @@ class DataFeed(ResumableFeed):
         self._loop = current_loop().of_new_iterator()
         layout = self._layout = layout_of(distribute_strategy)
         watched = layout is None or self._loop.every_batch
-        self._call_size = CallSize(layout or ReplicaLayout(), every_batch=watched)
+        alone = layout is not None and self._loop.kind == "fit" and layout.average_every > 0
+        self._call_size = CallSize(layout or ReplicaLayout(), every_batch=watched, alone=alone)
         self._groups: Groups | None = None
         self._in_xla: bool | None = None  # None until the first iterator over the data is made
         self._source = batch_sources.source_of(self.data_adapter, self.steps_per_epoch, layout)

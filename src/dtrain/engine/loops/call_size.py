@@ -24,10 +24,12 @@ class CallSize:
     Args:
         layout: how the replicas are distributed.
         every_batch: whether each call is one step, because a callback needs each batch.
+        alone: whether a call of this worker sends nothing, so that others may make other calls.
     """
 
-    def __init__(self, layout: ReplicaLayout, *, every_batch: bool) -> None:
+    def __init__(self, layout: ReplicaLayout, *, every_batch: bool, alone: bool = False) -> None:
         self.every_batch = every_batch
+        self._alone = alone or layout.workers == 1
         self._layout = layout
         self._size = 1
         self._proposed = 1
@@ -38,7 +40,7 @@ class CallSize:
         if self.every_batch:
             return 1
         self._calls += 1
-        if self._layout.workers == 1:
+        if self._alone:
             self._size = self._proposed
         elif self._calls > 1 and (self._calls <= _FIRST_MEETINGS or self._calls % _MEETING == 0):
             # The slowest worker decides, because a call ends when all workers have run its steps.

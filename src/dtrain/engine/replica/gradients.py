@@ -118,7 +118,7 @@ def sum_gradients(gradients: Sequence[Any], variables: Sequence[Any]) -> list[An
     layout = current_layout()
     if layout is not None and layout.average_every:
         raise ConfigurationError(
-            "Local SGD averages the weights in fit, and this optimizer is called in another loop.",
+            "Local SGD and DiLoCo move the weights in fit, and this optimizer is called in another loop.",
             hint="train with fit, or leave out gradient_hook",
         )
     present = [i for i, gradient in enumerate(gradients) if gradient is not None]

@@ -6,6 +6,7 @@ When the copies are averaged is decided in `weight_averages.py`. It implements `
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -22,6 +23,7 @@ from dtrain.engine.replica.context import local_update
 from dtrain.engine.replica.gradient_marks import GradientMarks
 from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.step.partitioned_steps import (
+    DividedFunction,
     PartitionedProgram,
     copies_of,
     leaves_there,
@@ -38,10 +40,16 @@ class OwnSteps(PartitionedProgram):
     """The train step of local SGD."""
 
     _own: Any = None
+    _structure: Any = None  # of what the step returns
 
     def __init__(self, model: Any, layout: ReplicaLayout, *, training: bool) -> None:
         super().__init__(model, layout, training=training)
         self._communication = StrategyCollectives(model.distribute_strategy, layout, GradientMarks())
+        self._sums_function = tf_tracing.made_for_each_model(
+            lambda returned: self._communication.sums(returned, nested=False)
+        )
+        self._alone = replace(layout, workers=1, worker=0)
+        self._own_results: DividedFunction | None = None
 
     def prepare(self, spec: Any, phase: str | None, *, filled: bool = False) -> bool:
         """As `Program.prepare`: traces the step once, for any number of rows."""
@@ -52,10 +60,11 @@ class OwnSteps(PartitionedProgram):
             self._own = traced_as_one_device(self._stock_step, spec, strategy, compiled=self.compiled)
         check_metrics(self._model, self._layout)  # the trace may have made some
         self._divide_results()
+        self._own_results = None
         return False
 
     def run(self, parts: Sequence[Any], sizes: Any, phase: str | None = None) -> tuple[Any, Any]:
-        """As `Program.run`; a replica without rows makes no step. Numbers are averaged by rows.
+        """As `Program.run`; a replica without rows makes no step.
 
         Raises:
             StepError: the step returns something else than numbers, or runs eagerly and a worker has no rows.
@@ -65,13 +74,30 @@ class OwnSteps(PartitionedProgram):
         own = [batch_rows(batch) for batch in batches]
         if self._model.run_eagerly:
             sizes = self._communication.sizes(batches) if sizes is None else sizes
-            return self._means(self._eagerly(batches, sizes), own), None
+            return self._sums(self._eagerly(batches, sizes), own), None
         results = [self._on_replica(place, batch) for place, batch in enumerate(batches)]
-        return self._means(results, own), None
+        return self._sums(results, own), None
+
+    def outputs(self, returned: Any) -> Any:
+        """As `Program.outputs`: the means over the replicas of this process, weighted by their rows."""
+        return self._means([[tf.add_n(values)] for values in returned]) if returned else {}
+
+    def whole_outputs(self, returned: Any) -> Any:
+        """As `Program.whole_outputs`: the means over all replicas."""
+        return self._means(self._sums_function(returned)) if returned else {}
 
     def results(self) -> Any:
         """As `Program.results`, also outside of a traced function."""
         return tf_tracing.made_for_each_model(super().results)()
+
+    def own_results(self) -> Any:
+        """As `Program.own_results`."""
+        if self._layout.workers == 1:
+            return self.results()
+        if self._own_results is None:
+            self._own_results = self._divided(lambda _: self._model.get_metrics_result(), None, self._alone)
+        own = self._own_results
+        return tf_tracing.made_for_each_model(lambda: own([]))()
 
     def _eagerly(self, batches: list[Any], sizes: tf.Tensor) -> list[Any]:
         """What the step returns on each replica of this process; zeros for one without rows.
@@ -85,8 +111,8 @@ class OwnSteps(PartitionedProgram):
             return []
         if not rows.any(axis=1).all():
             raise StepError(
-                f"With local SGD and run_eagerly=True, a batch of {rows.sum()} rows leaves some of the "
-                f"{self._layout.workers} workers without any.",
+                f"Replicas train alone with run_eagerly=True, but a batch of {rows.sum()} rows leaves "
+                f"some of the {self._layout.workers} workers without any.",
                 hint="leave out run_eagerly, or let each batch have rows for all workers",
             )
         working = rows[self._layout.worker].nonzero()[0].tolist()
@@ -137,22 +163,29 @@ class OwnSteps(PartitionedProgram):
             outputs = list(tf.cond(batch_rows(batch) > 0, step, nothing))[:-1]
         return tf.nest.pack_sequence_as(function.structured_outputs, outputs, expand_composites=True)
 
-    def _means(self, each: Sequence[Any], sizes: Sequence[tf.Tensor]) -> Any:
-        """The means of what the replicas' steps return, weighted by their rows."""
+    def _sums(self, each: Sequence[Any], sizes: Sequence[tf.Tensor]) -> Any:
+        """What the steps of this process' replicas return, each number times its rows; and these rows.
+
+        A list of lists for the numbers, and one for the rows; [] if the steps return nothing.
+        """
         numbers = [list(map(tf.convert_to_tensor, tf.nest.flatten(result))) for result in each]
         if not any(numbers):
-            return {}
+            return []
         for tensor in numbers[0]:
             if not tensor.dtype.is_floating or tensor.shape.rank != 0:
                 raise StepError(
-                    f"With local SGD, train_step returned a tensor of type {tensor.dtype.name} and shape "
-                    f"{tensor.shape}. Only a scalar of floats has a mean over the replicas.",
+                    f"Replicas train alone, and train_step returned a tensor of type {tensor.dtype.name} and "
+                    f"shape {tensor.shape}. Only a scalar of floats has a mean over the replicas.",
                     hint="return the loss and metrics as scalars, or leave out gradient_hook",
                 )
+        self._structure = tf.nest.map_structure(lambda _: None, each[0])
         parts = [
             [value * tf.cast(size, value.dtype) for value, size in zip(values, sizes, strict=True)]
             for values in zip(*numbers, strict=True)
         ]
-        *sums, rows = (total[0] for total in self._communication.sums([*parts, list(sizes)], nested=False))
+        return [*parts, list(sizes)]
+
+    def _means(self, totals: Sequence[Any]) -> Any:
+        *sums, rows = (total[0] for total in totals)
         means = [tf.math.divide_no_nan(total, tf.cast(rows, total.dtype)) for total in sums]
-        return tf.nest.pack_sequence_as(each[0], means)
+        return tf.nest.pack_sequence_as(self._structure, means)

@@ -37,7 +37,7 @@ class StrategyCollectives(Collectives):
     """
 
     def __init__(self, strategy: Any, layout: ReplicaLayout, marks: GradientMarks) -> None:
-        calls = managed(strategy).calls
+        calls = managed(strategy).calls if layout.workers > 1 else None
         processes = OneProcess() if calls is None else _WorkerCalls(calls)
         super().__init__(processes, tuple(strategy.extended.worker_devices), overlap=layout.overlap)
         self._strategy = strategy

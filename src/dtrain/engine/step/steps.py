@@ -73,13 +73,29 @@ class Program(abc.ABC):
                 `steps_without_hook.WHOLE` where there is no gradient hook yet; else None.
 
         Returns:
-            The step's outputs for the global batch, or {} for a stock step; and the seconds that this worker
+            What `outputs` takes, or {} for a stock step; and the seconds that this worker
             waited for other workers, a scalar, or None if not measured.
         """
+
+    def outputs(self, returned: Any) -> Any:
+        """The outputs of the last step of a call, from what `run` has returned for it; nothing is sent.
+
+        Where replicas train alone, these are the outputs of this process.
+        """
+        return returned
+
+    def whole_outputs(self, returned: Any) -> Any:
+        """As `outputs`, for the global batch; None where `outputs` returns them already."""
+        del returned
+        return None
 
     @abc.abstractmethod
     def results(self) -> Any:
         """The metrics over all replicas and all steps since they were reset."""
+
+    def own_results(self) -> Any:
+        """As `results`; where replicas train alone, over the replicas of this process, so nothing is sent."""
+        return self.results()
 
     def in_xla(self, steps: int | None, batch: int | None) -> bool:
         """Whether the planned steps run in XLA, many steps in one program.

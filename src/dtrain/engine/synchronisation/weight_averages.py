@@ -84,9 +84,7 @@ class WeightAverages(LocalState):
         if self._layout.workers == 1:
             self.close()
         elif self._since:
-            logger.warning(
-                "fit ended between two averagings of local SGD: each worker has weights of its own."
-            )
+            logger.warning("fit ended while replicas trained alone: each worker has weights of its own.")
 
     def _average(self) -> Callable[[], Any]:
         return self.traced(self._model.distribute_strategy, self._in_replica)
@@ -124,7 +122,7 @@ def _check_optimizer(optimizer: Any) -> None:
     else:
         return
     raise ConfigurationError(
-        f"Local SGD averages the optimizer's state, but {reason}.",
+        f"With local SGD or DiLoCo, replicas train alone, but {reason}.",
         hint="use one of Keras' optimizers with its whole state, in float32 or bfloat16",
     )
 
@@ -141,7 +139,7 @@ def _check_callbacks(callbacks: Sequence[Any]) -> None:
         )
         if keras_own and callback.save_freq != "epoch":
             raise ConfigurationError(
-                f"{type(callback).__name__}(save_freq={callback.save_freq!r}) saves between two averagings "
-                "of local SGD, where each replica has weights of its own.",
+                f"{type(callback).__name__}(save_freq={callback.save_freq!r}) saves between two rounds "
+                "of local SGD or DiLoCo, where each replica has weights of its own.",
                 hint="set save_freq='epoch', or use dtrain.BackupAndRestore",
             )
