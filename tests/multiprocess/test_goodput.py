@@ -83,16 +83,9 @@ def test_the_kinds_of_a_killed_jobs_time_sum_to_its_wall_time(
     wall = lines[-1]["time"] - lines[0]["job_began"]
     assert wall == pytest.approx(goodput["wall_seconds"], abs=0.5)
     assert goodput["wall_seconds"] < took
-    for kind in (
-        "productive",
-        "start",
-        "tracing",
-        "checkpoint",
-        "restore",
-        "repeated",
-        "restart",
-        "validation",
-    ):
+    # A restart may take less than the hundredth of a second to which a process' start is known.
+    assert min(seconds.values()) >= 0
+    for kind in ("productive", "start", "tracing", "checkpoint", "restore", "repeated", "validation"):
         assert seconds[kind] > 0, (kind, seconds)
     assert seconds["repeated"] >= 1.05  # the callback of step 7 never ended
     assert seconds["callbacks"] >= 6 * 1.05
