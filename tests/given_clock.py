@@ -19,6 +19,10 @@ class GivenClock(Clock):
         """The time that the test has set."""
         return self.at
 
+    def unix(self) -> float:
+        """The same time: it begins with the clock."""
+        return self.at
+
     def sleep(self, seconds: float) -> None:
         """Moves the clock instead of waiting."""
         self.pass_by(seconds)

@@ -138,15 +138,28 @@ class _EventGenerator:
         self.noise, self.epochs, self.steps, self.workers = noise, epochs, steps, workers
         self.notes, self.slow, self.rate = notes, slow, rate
         self.now = BEGAN
+        self.process, self.spent = BEGAN, {"before": 5.0}
         self.events: list[dict[str, Any]] = []
         self.logs: list[dict[str, float]] = []
 
     def add(self, kind: str, **fields: Any) -> None:
         self.events.append({"kind": kind, "time": round(self.now, 3), **fields})
 
+    def reached(self, step: int) -> dict[str, Any]:
+        """How far training has come, and what the process has spent since it started."""
+        return {"step": step, "process": self.process, "elapsed": dict(self.spent)}
+
+    def spend(self, **seconds: float) -> None:
+        """Seconds by part."""
+        for part, value in seconds.items():
+            self.spent[part] = self.spent.get(part, 0.0) + value
+
     def begin(self, attempt: int, first_epoch: int) -> None:
+        if attempt:
+            self.process, self.spent = self.now - 5.0, {"before": 5.0}
         self.add(
             "begin",
+            **self.reached(first_epoch * self.steps),
             version=1,
             attempt=attempt,
             strategy="multi_worker" if self.workers > 1 else "default",
@@ -164,12 +177,13 @@ class _EventGenerator:
             size = self.steps // self.notes
             seconds = size * 64 / self.rate * self.noise.uniform(0.9, 1.15)
             self.now += seconds
+            self.spend(compute=seconds)
             done = epoch * self.steps + (note + 1) * size
             progress = done / (self.epochs * self.steps)
             self.add(
                 "steps",
                 epoch=epoch,
-                step=done,
+                **self.reached(done),
                 steps=size,
                 seconds=round(seconds, 4),
                 examples=size * 64,
@@ -202,6 +216,7 @@ class _EventGenerator:
             )
         )
         self.now += sum(parts.values()) - compute
+        self.spend(**{part: value for part, value in parts.items() if part != "compute"})
         progress = (epoch + 1) / self.epochs
         loss = self._loss(progress)
         logs = {
@@ -216,6 +231,7 @@ class _EventGenerator:
         self.add(
             "epoch",
             epoch=epoch,
+            **self.reached((epoch + 1) * self.steps),
             steps=self.steps,
             examples=self.steps * 64,
             seconds=sum(parts.values()),

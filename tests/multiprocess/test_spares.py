@@ -33,7 +33,8 @@ BEGIN = """
     class Own:
         pass
     def state():
-        variables = {k: v for k, v in os.environ.items() if k not in ("DTRAIN_ATTEMPT", "TF_CONFIG")}
+        of_the_attempt = "DTRAIN_ATTEMPT", "DTRAIN_LAST_FAILURE", "TF_CONFIG"
+        variables = {k: v for k, v in os.environ.items() if k not in of_the_attempt}
         variables["DTRAIN_LAUNCH_ID"] = variables["DTRAIN_LAUNCH_ID"].count("/")
         return {
             "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "flags": list(sys.flags),

@@ -50,7 +50,7 @@ def whole() -> Results:
         {
             ONE_CORE: [run(100), run(200)],
             "one_device": [run(160), run(320)],
-            "default": [run(160, loss=1 + 1e-6), run(320)],
+            "default": [run(160, loss=1 + 1e-6, goodput=0.25), run(320, goodput=0.75)],
             "multi_worker_ring": [run(180, loss=1 + 1e-5, transport="ring"), run(300, transport="ring")],
             "multi_worker_mpi": [run(150, loss=1.01), None],
             "parameter_server": [run(90, loss=1.4, staleness=0.5), run(200, loss=1.4, staleness=0.7)],
@@ -111,6 +111,7 @@ def test_the_table_has_a_row_for_each_and_says_why_not(whole: Results) -> None:
     assert "failed: ValueError: no" in text
     assert "yes, 1e-5" in text and "NO, 1e-2" in text and "asynchronous, 0.4" in text
     assert "1.65" in text and "82%" in text
+    assert "goodput" in text and "50%" in text
     assert "Synchronous against asynchronous" in text
     assert "An asynchronous update uses one worker's batch" in " ".join(text.split())
     assert "0.60 on average" in " ".join(text.split())
@@ -130,6 +131,7 @@ def test_json_holds_all_of_it(whole: Results, tmp_path: Path) -> None:
     assert rows["multi_worker_ring"]["examples_per_second"] == 240
     assert rows["multi_worker_ring"]["same_as_one_device"] is True
     assert rows["parameter_server"]["staleness"] == pytest.approx(0.6)
+    assert rows["default"]["goodput"] == pytest.approx(0.5) and rows[ONE_CORE]["goodput"] is None
     assert rows["tpu"]["absent"]
     assert rows["multi_worker_mpi"]["runs"][1] is None
     assert rows[ONE_CORE]["runs"][0]["history"]["examples_per_second"] == [None] * 3
@@ -193,10 +195,14 @@ def test_events_tell_more_without_the_first_epoch(tmp_path: Path) -> None:
         {"kind": "epoch", "time": 2.0, "epoch": 1, "seconds": 10.0, "parts": parts},
         {"kind": "epoch", "time": 2.0, "epoch": 2, "seconds": 10.0, "parts": parts},
     ]
+    spent = {"process": 1.0, "elapsed": {"compute": 30.0, "start": 10.0}}
+    events.append({"kind": "end", "time": 41.0, "step": 9, **spent})
+    events[0] |= {"process": 1.0, "elapsed": {}}
     text = "\n".join(map(json.dumps, events)) + '\n{"kind": "epo'
     (tmp_path / "events.jsonl").write_text(text)
     found = read(tmp_path)
     assert (found.data_wait, found.communication) == pytest.approx((0.1, 0.3))
+    assert found.goodput == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize(

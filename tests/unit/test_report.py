@@ -389,6 +389,47 @@ def test_the_longest_way_from_a_checkpoint_to_the_next_is_told(tmp_path: Path) -
     assert "1 checkpoint, training stood still for" in one
 
 
+def test_goodput_is_drawn_and_told_of_all_attempts(tmp_path: Path) -> None:
+    """From the events of a run that has not ended, and from the record of one that has."""
+    run = write_run(tmp_path / "it", epochs=4, restarted_in=2, status="running", end=None)
+    goodput = read_run(run).goodput
+    assert goodput is not None
+    assert (goodput.steps, goodput.repeated_steps, goodput.attempts) == (4 * 60, 28, 2)
+    assert goodput.seconds["restart"] == pytest.approx(42.0 - 5.0, abs=0.01)
+    done = command(run)
+    said = f"it: goodput {100 * goodput.share:.0f}% of "
+    assert (
+        said in done.stdout and "240 steps (28 steps repeated); lost: restart 37 s, start 10 s" in done.stdout
+    )
+    page = Page(run / "report.html")
+    assert f"goodput {100 * goodput.share:.0f}% of the wall time" in page.text
+    assert "240 28 restart 37 s, start 10 s, repeated" in page.text
+    assert (
+        "restart 37 s" in page.text and "from a failure to the first process of the next attempt" in page.text
+    )
+    drawn = re.search(r'aria-label="shares of the time of it">(.*?)</svg>', page.source)
+    assert drawn is not None
+    kinds = ["productive", "input", "checkpoint", "callbacks", "validation", "start", "tracing"]
+    assert re.findall(r'class="p-(\w+)"', drawn[1]) == [*kinds, "repeated", "restart", "other"]
+
+    record = {"share": 0.5, "steps": 7, "repeated_steps": 0, "attempts": 1}
+    record["seconds"] = {**dict.fromkeys(goodput.seconds, 0.0), "productive": 5.0, "start": 5.0}
+    ended = write_run(tmp_path / "ended", record={"goodput": record})
+    both = page_of(run, ended, output=tmp_path / "both.html")
+    assert "50% 10 s 7 0 start 5 s" in both.text
+
+
+def test_a_run_of_an_earlier_dtrain_has_no_goodput(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "it", epochs=2)
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    for event in events:
+        event.pop("elapsed", None)
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    done = command(run)
+    assert done.returncode == 0 and "goodput" not in done.stdout
+    assert "goodput" not in Page(run / "report.html").text
+
+
 def test_steps_that_were_made_again_count_once(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "it", epochs=4, restarted_in=2, notes=8))
     assert len(run.steps.step) == 4 * 8 + 4

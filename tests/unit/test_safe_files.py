@@ -160,6 +160,7 @@ ALLOWED = {
     "launch/mpi/rank_host.py": _OWN,
     "launch/mpi/rank_placeholder.py": _OWN,
     "launch/spawn.py": _OWN,
+    "monitor/elapsed.py": _SYSTEM,
     "monitor/report/markup.py": _PACKAGE,
     "monitor/run_directory.py": "opens folders to lock them",
     "optim/batch_trial.py": _SYSTEM,

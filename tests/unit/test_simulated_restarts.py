@@ -16,7 +16,10 @@ KILL, TERM = signal.SIGKILL, signal.SIGTERM
 
 
 def test_a_killed_worker_has_its_peers_killed_and_all_started_again_at_once() -> None:
+    told = set()
+
     def program(task: SimulatedTask) -> Steps:
+        told.add((task.attempt, task.env["DTRAIN_JOB_BEGAN"], task.env.get("DTRAIN_LAST_FAILURE")))
         yield 10.0
         if task.attempt == 0:
             task.checkpoint(48)
@@ -42,6 +45,8 @@ def test_a_killed_worker_has_its_peers_killed_and_all_started_again_at_once() ->
     first, second = ({each.address for each in job.log if each.attempt == number} for number in (0, 1))
     assert len(first) == len(second) == 2 and not first & second, "new addresses in each attempt"
     assert len({each.name for each in job.log}) == 1, "one name for all attempts"
+    began = job.world.clock.at - job.now
+    assert told == {(0, f"{began:.3f}", None), (1, f"{began:.3f}", f"{began + 15.0:.3f}:57")}
 
 
 def test_without_progress_the_pauses_grow_through_nineteen_restarts() -> None:

@@ -21,6 +21,10 @@ class Clock:
         """The time in seconds, from an arbitrary origin; it never decreases."""
         return time.monotonic()
 
+    def unix(self) -> float:
+        """The Unix time in seconds, which other processes share; it jumps when the system's clock is set."""
+        return time.time()
+
     def sleep(self, seconds: float) -> None:
         """Returns after this many seconds."""
         threading.Event().wait(seconds)  # `time.sleep` fails under libfaketime

@@ -38,6 +38,7 @@ class Measured:
         data_wait: the share of the steps' time spent waiting for data, from 0 to 1; None if unknown.
         communication: the share of the steps' time spent on communication between workers; None if unknown.
         others: the share of the cores that other programs used during the run; None if unknown.
+        goodput: the share of the run's wall time that went into steps which count; None if unknown.
     """
 
     seconds: float
@@ -49,6 +50,7 @@ class Measured:
     data_wait: float | None = None
     communication: float | None = None
     others: float | None = None
+    goodput: float | None = None
 
     @property
     def rates(self) -> list[float]:
@@ -121,6 +123,7 @@ def read_run(
         data_wait=wait,
         communication=shares["communication"] if shares and record.get("workers", 1) != 1 else None,
         others=others,
+        goodput=None if run.goodput is None else run.goodput.share,
     )
 
 

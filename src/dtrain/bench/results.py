@@ -156,6 +156,7 @@ class Results:
             "efficiency": self.efficiency(outcome),
             "data_wait": outcome.median(lambda run: run.data_wait),
             "communication": outcome.median(lambda run: run.communication),
+            "goodput": outcome.median(lambda run: run.goodput),
             "staleness": outcome.median(lambda run: run.staleness),
             "others": outcome.median(lambda run: run.others),
             "first_loss_apart": self.loss_difference(outcome),

@@ -89,6 +89,7 @@ def _speed_heads(results: Results) -> tuple[str, ...]:
         *(["all cores"] if _has_cores(results) else []),
         "for data",
         *communication,
+        "goodput",
         "others",
     )
 
@@ -117,6 +118,7 @@ def _speed_rows(results: Results) -> list[list[str]]:
         cells += [_share(outcome.median(lambda run: run.data_wait))]
         if _has_communication(results):
             cells.append(_share(outcome.median(lambda run: run.communication)))
+        cells.append(_share(outcome.median(lambda run: run.goodput)))
         cells.append(_share(outcome.median(lambda run: run.others)))
         rows.append(cells)
     return rows

@@ -145,7 +145,7 @@ class Restoration(NewTraining):
 
     def _begin(self) -> None:
         # The launcher compares the steps of errors across attempts, so it needs this attempt's first step.
-        events.emit(events.TrainingResumes(self.total))
+        events.emit(events.TrainingResumes(self.total, self.done))
         if self._found.replicas == self._layout.replicas:
             restore_findings(self._model, self._worker["findings"])
         # Callbacks must see the restored weights before the first epoch.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from dtrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from dtrain.monitor.goodput import Goodput
     from dtrain.monitor.run_data import RunData
 
 HELP = "write a page about one or several runs"
@@ -59,6 +60,9 @@ def run(args: argparse.Namespace) -> int:
     page = render(runs, title=args.title, failed=failed)
     written = write_output(output, page)
     print(clean(f"The report on {_named(runs)} is {output} ({size(written)})."))
+    for run_data in runs:
+        if run_data.goodput is not None:
+            print(clean(_goodput_line(run_data.name, run_data.goodput)))
     return 0
 
 
@@ -112,6 +116,18 @@ def _names(run_dirs: list[str]) -> dict[Path, str]:
 
 def _named(runs: list[RunData]) -> str:
     return runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+
+
+def _goodput_line(name: str, goodput: Goodput) -> str:
+    from dtrain.base.words import counted
+    from dtrain.monitor.report.text import percent, seconds
+
+    lost = ", ".join(f"{kind} {seconds(value)}" for kind, value in goodput.lost.items())
+    again = f" ({counted(goodput.repeated_steps, 'step')} repeated)" if goodput.repeated_steps else ""
+    return (
+        f"{name}: goodput {percent(goodput.share)} of {seconds(goodput.wall_seconds)}, "
+        f"{counted(goodput.steps, 'step')}{again}{f'; lost: {lost}' if lost else ''}"
+    )
 
 
 def _warn(message: str) -> None:

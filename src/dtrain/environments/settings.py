@@ -20,12 +20,15 @@ _DEFAULT_TIMEOUT = 300.0
 _CHIEF_TIMEOUT = 60.0
 _STUCK_TIMEOUT = 60.0
 _REJOIN = 60.0
+_LAST_TIME = 1e11  # a Unix time beyond it is no time
 
 TASK_VARIABLES = frozenset(
     (
         "DTRAIN_ATTEMPT",
         "DTRAIN_CHANNEL_FD",
         "DTRAIN_JOB",
+        "DTRAIN_JOB_BEGAN",
+        "DTRAIN_LAST_FAILURE",
         "DTRAIN_LAUNCHED",
         "DTRAIN_LOCAL_RANK",
         "DTRAIN_PLACE",
@@ -95,6 +98,31 @@ def attempt() -> int:
 def restarted_job() -> str | None:
     """The name that all attempts of a restartable job share (DTRAIN_JOB), or None."""
     return os.environ.get("DTRAIN_JOB", "").strip() or None
+
+
+def job_began() -> float | None:
+    """The Unix time at which the launcher began the job (DTRAIN_JOB_BEGAN); None if it is not known."""
+    return _unix_time(os.environ.get("DTRAIN_JOB_BEGAN", ""))
+
+
+def last_failure() -> tuple[float, int] | None:
+    """When the attempt before this one failed, and at which training step (DTRAIN_LAST_FAILURE, `N:M`).
+
+    Returns:
+        The Unix time, and the step that the tasks had reached, 0 if they completed none; None if this is the
+        first attempt, or if it is not known.
+    """
+    at, _, step = os.environ.get("DTRAIN_LAST_FAILURE", "").partition(":")
+    failure = _unix_time(at), parse_count(step)
+    return None if failure[0] is None or failure[1] is None else (failure[0], failure[1])
+
+
+def _unix_time(text: str) -> float | None:
+    try:
+        seconds = float(text)
+    except ValueError:
+        return None
+    return seconds if 0 < seconds <= _LAST_TIME else None
 
 
 def local_rank() -> int | None:

@@ -22,6 +22,7 @@ from dtrain.base.log import logger
 from dtrain.engine.callbacks.callback_lists import Stateless
 from dtrain.environments import settings
 from dtrain.interfaces.managed_strategy import managed
+from dtrain.monitor.elapsed import elapsed, process_began, run_begins
 from dtrain.monitor.json_text import without_nan
 from dtrain.monitor.run_directory import RunDirectory, check_attempt
 from dtrain.monitor.run_record import VERSION
@@ -57,6 +58,7 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         self._steps_before = 0  # steps of training when the epoch began
         self._in_epoch = 0
         self._mark = clock.mark()
+        self._opened = run_begins(path) if self._writes else None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Starts to listen to the engine's events; the first line is written at the first epoch."""
@@ -68,9 +70,12 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         """At the first epoch, writes a line that describes the run."""
         params = self.params or {}
         steps = params.get("steps")
-        # A resumed run begins with a later epoch.
-        self._steps_before = epoch * steps if steps else self._steps_before + self._in_epoch
-        self._epoch, self._in_epoch, self._mark = epoch, 0, clock.mark()
+        # A resumed run begins with a later epoch, or within one.
+        resumed = clock.resumed if self._first_epoch is None else None
+        before = self._steps_before + self._in_epoch if resumed is None else resumed.step - resumed.done
+        self._steps_before = epoch * steps if steps else before
+        self._in_epoch = 0 if resumed is None else resumed.done
+        self._epoch, self._mark = epoch, clock.mark()
         if self._first_epoch is None:
             self._first_epoch = epoch
             self._write(
@@ -81,6 +86,7 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
                 steps=steps,
                 first_epoch=epoch,
                 **self._about,
+                **self._start(),
             )
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -95,7 +101,6 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         self._write(
             "steps",
             epoch=self._epoch,
-            step=self._steps_before + self._in_epoch,
             steps=figures.steps,
             seconds=round(figures.seconds, 6),
             examples=figures.examples,
@@ -104,11 +109,28 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
             data_wait=_rounded(figures.data_wait, 4),
             loss=(logs or {}).get("loss"),
             learning_rate=_rate(self.model),
+            **self._reached(),
         )
+
+    def _start(self) -> dict[str, Any]:
+        """What goodput needs to know of the start of this process and of the attempt before."""
+        failed_at, failed_step = settings.last_failure() or (None, None)
+        return {
+            **({} if self._opened is None else {"opened": self._opened}),
+            "job_began": settings.job_began(),
+            "failed_at": failed_at,
+            "failed_step": failed_step,
+            **self._reached(),
+        }
+
+    def _reached(self) -> dict[str, Any]:
+        """How far training has come, and what this process has spent by then."""
+        step = self._steps_before + self._in_epoch
+        return {"step": step, "process": process_began(), "elapsed": elapsed()}
 
     def _handle_epoch_ends(self, event: events.EpochEnds) -> None:
         rate = _rounded(of_epoch(event.record).examples_per_second, 2)
-        self._write("epoch", **event.record, examples_per_second=rate, logs=event.logs)
+        self._write("epoch", **event.record, examples_per_second=rate, logs=event.logs, **self._reached())
 
     def _handle_alarm(self, event: events.Alarm) -> None:
         step = self._steps_before + (event.place.get("epoch_step") or self._in_epoch)
@@ -125,7 +147,7 @@ class EventLog(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
         self._write("checkpoint", epoch=self._epoch, **event._asdict())
 
     def _handle_fit_ends(self, event: events.FitEnds) -> None:
-        self._write("end", status=event.status)
+        self._write("end", status=event.status, **self._reached())
         with self._lock:
             if self._file is not None:
                 self._file.close()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 from dtrain.base import safe_files
@@ -70,6 +72,19 @@ def parse_events(content: bytes, *, running: bool = False) -> tuple[list[dict[st
     # An incomplete line before a `begin` is no damage: an attempt died while writing it.
     bad = [number for number in bad if number + 1 not in begins]
     return list(events.values()), [*more, *_lines_left_out(EVENTS, bad, torn=torn and not running)]
+
+
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of a file, one after another, as `parse_events` gives them; other lines are left out.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with safe_files.open_to_read(path) as file:
+        lines = iter(lambda: file.readline(_LONGEST_LINE), b"")
+        for line in itertools.islice(lines, _MOST_LINES):
+            if (event := _event(line)) is not None:
+                yield event
 
 
 def parse_metrics(

@@ -194,5 +194,5 @@ class Monitor(keras.callbacks.Callback):  # type: ignore[misc]
         self._done = history.epoch[-1] + 1 if history.epoch else self._done
         self._epochs += getattr(history, "time_report", [])
         run.write_record(
-            ended_record(self._record, self._model, history, begun=self._begun, epochs=self._epochs)
+            ended_record(run, self._record, self._model, history, begun=self._begun, epochs=self._epochs)
         )

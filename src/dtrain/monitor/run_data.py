@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from dtrain.monitor.goodput import Goodput
 from dtrain.monitor.line_files import finite
 from dtrain.telemetry import training_rate
 
@@ -227,6 +228,7 @@ class EventSummary:
         attempts: in order.
         plan: what the replicas communicated in each step; None if no step was divided.
         end: the status with which the last attempt ended; "" if it wrote no `end` event.
+        goodput: where the wall time of all attempts went; None if the events do not say so.
         last: the Unix time of the last event; None without events.
     """
 
@@ -237,6 +239,7 @@ class EventSummary:
     attempts: tuple[RunAttempt, ...] = ()
     plan: CommunicationPlan | None = None
     end: str = ""
+    goodput: Goodput | None = None
     last: float | None = None
 
     @property

@@ -12,6 +12,7 @@ from itertools import pairwise
 from math import nan
 from typing import Any, TypeVar
 
+from dtrain.monitor.goodput import goodput_of
 from dtrain.monitor.line_files import finite
 from dtrain.monitor.run_data import (
     RATE,
@@ -61,6 +62,7 @@ def summarize_events(events: Sequence[Event]) -> EventSummary:
         attempts=tuple(attempts),
         plan=next((_plan(event) for event in reversed(events) if event["kind"] == "plan"), None),
         end=attempts[-1].status,
+        goodput=goodput_of(events),
         last=max(float(event["time"]) for event in events),
     )
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +16,10 @@ import keras
 from dtrain.engine.callbacks.callback_lists import Stateless
 from dtrain.engine.fit.build import trained_in_xla
 from dtrain.monitor.curve_image import drawn, plot_curves
+from dtrain.monitor.elapsed import elapsed, process_began
 from dtrain.monitor.event_log import EventLog
+from dtrain.monitor.goodput import goodput_of
+from dtrain.monitor.line_files import read_events
 from dtrain.monitor.run_directory import RunDirectory, check_attempt
 from dtrain.monitor.run_record import divided_sizes, finish_record, parameters_of
 from dtrain.process_group import ranks
@@ -53,6 +57,7 @@ class Fence(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def ended_record(
+    run: RunDirectory,
     record: Mapping[str, Any],
     model: keras.Model,
     history: keras.callbacks.History,
@@ -64,6 +69,7 @@ def ended_record(
     """The record of a run whose `fit` has ended.
 
     Args:
+        run: the run's directory.
         record: the record from `describe_run`.
         model: the trained model.
         history: the result of `fit`.
@@ -83,7 +89,18 @@ def ended_record(
         divided=divided_sizes(model),
         input_report=getattr(history, "input_report", None),
         time_report=report,
+        goodput=_goodput(run) if ranks.is_chief() else None,
     )
+
+
+def _goodput(run: RunDirectory) -> dict[str, Any] | None:
+    """The goodput of a run that ends now, over all attempts; None if its events cannot be read."""
+    now = {"kind": "now", "time": time.time(), "process": process_began(), "elapsed": elapsed()}
+    try:
+        goodput = goodput_of(itertools.chain(read_events(run.events), [now]))
+    except OSError:
+        return None
+    return None if goodput is None else goodput.as_record()
 
 
 def write_end(

@@ -15,6 +15,7 @@ from typing import Any
 
 from dtrain.base import safe_files
 from dtrain.errors import ConfigurationError
+from dtrain.monitor.goodput import of_record
 from dtrain.monitor.line_files import (
     EVENTS,
     METRICS,
@@ -88,8 +89,10 @@ def read_run(path: str | os.PathLike[str], *, name: str = "") -> RunData:
         problems += unread
         sources += [METRICS] if by_epoch else []
     state, text = _state(record, summary, process, _last_sign(directory, summary))
+    epochs = _merge(summary.epochs, by_epoch)
+    goodput = of_record(record.get("goodput")) or summary.goodput  # the record knows what followed `fit`
     return RunData(
-        **vars(dataclasses.replace(summary, epochs=_merge(summary.epochs, by_epoch))),
+        **vars(dataclasses.replace(summary, epochs=epochs, goodput=goodput)),
         path=directory.path,
         name=name or directory.path.name,
         record=record,

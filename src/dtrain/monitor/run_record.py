@@ -88,6 +88,7 @@ def finish_record(
     divided: Mapping[str, Mapping[str, int]] | None = None,
     input_report: Sequence[Mapping[str, Any]] | None = None,
     time_report: Sequence[Mapping[str, Any]] | None = None,
+    goodput: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The final record of a run that has ended.
 
@@ -102,6 +103,7 @@ def finish_record(
         input_report: how long each epoch waited for data, as in `History.input_report`.
         time_report: the time of each epoch by part, as in `History.time_report`; the time of a step is
             computed from it.
+        goodput: where the wall time of all attempts went; None if unknown.
 
     Returns:
         A new dictionary, with `status` "finished".
@@ -132,6 +134,7 @@ def finish_record(
         "final_metrics": {name: float(value) for name, value in final_metrics.items()},
         **({"input": _waiting(input_report)} if input_report else {}),
         **({"time": _time(time_report)} if time_report else {}),
+        **({"goodput": dict(goodput)} if goodput else {}),
     }
 
 

@@ -153,7 +153,7 @@ class TrainingRun:
             save(model, run)
 
         tested = {f"test_{name}": value for name, value in test.items()}
-        record = ended_record(record, model, fitted, begun=self._started, tested=tested)
+        record = ended_record(run, record, model, fitted, begun=self._started, tested=tested)
         write_end(run, record, fitted, title=f"{self.recipe} under {record['strategy']}")
         if dtrain.is_chief():
             safe_files.remove(run.backups, ignore_errors=True)

@@ -51,9 +51,15 @@ class LoopEnds(NamedTuple):
 
 
 class TrainingResumes(NamedTuple):
-    """Training resumes from a checkpoint: `step` steps are done, and the next step is `step` + 1."""
+    """Training resumes from a checkpoint.
+
+    Attributes:
+        step: the number of steps that are done, in all epochs; the next one is `step` + 1.
+        done: how many of them belong to the epoch in which training resumes.
+    """
 
     step: int
+    done: int = 0
 
 
 class InputBegins(NamedTuple):

@@ -122,6 +122,8 @@ class TrainingClock:
         trained: all training steps of this process, except those of an inner `fit` that has ended.
         traced: the steps of `trained` that were traced or compiled, whose times are not typical. Their time
             counts as `start`, except their reading.
+        waiting: the seconds of `communication` that this process waited for other workers, where measured.
+        resumed: the event of the running `fit`, or of the last one, if it has resumed; else None.
     """
 
     def __init__(self, clock: Clock = REAL) -> None:
@@ -129,6 +131,8 @@ class TrainingClock:
         self.doing = "other"
         self.totals = Totals()
         self.trained = self.traced = Counts()
+        self.waiting = 0.0
+        self.resumed: events.TrainingResumes | None = None
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._part = "other"
         self._since = self.now()
@@ -235,6 +239,10 @@ class TrainingClock:
             self._owner = threading.get_ident()
             self._pushed.clear()
             self.enter("start" if fit else "other", doing)
+            self.resumed = None if fit else self.resumed
+
+    def _handle_training_resumes(self, event: events.TrainingResumes) -> None:
+        self.resumed = event
 
     def _handle_loop_ends(self, event: events.LoopEnds) -> None:
         before = self._outer.pop()
@@ -263,6 +271,7 @@ class TrainingClock:
         if inside:
             self.move("compute", "input", inside, since=self._before)
         waiting = event.waiting or 0.0
+        self.waiting += waiting if event.usual and not self._pushed else 0.0
         self._communicated(waiting if event.communication is None else event.communication, usual=event.usual)
         if event.train:
             self.trained = self.trained.more(event.steps, event.examples, event.inside)
@@ -317,6 +326,7 @@ class TrainingClock:
         seconds = self.pop()
         if event.part == "communication":
             self._waited += seconds
+            self.waiting += 0.0 if self._pushed else seconds
         if event.name and threading.get_ident() == self._owner:
             self._named[event.name] = self._named.get(event.name, 0.0) + seconds
             self._parts_of_names[event.name] = event.part

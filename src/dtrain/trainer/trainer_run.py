@@ -154,7 +154,7 @@ class TrainerRun:
             return  # a finished run was resumed and nothing was trained, so its files stay
         model.save(run.model)
         ranks.barrier()
-        record = ended_record(self._record, model, history, begun=self._begun)
+        record = ended_record(run, self._record, model, history, begun=self._begun)
         write_end(run, record, history, title=record["strategy"])
         ranks.barrier()
 

@@ -124,6 +124,11 @@ class AttemptPolicy(Policy):
         """Whether any task has completed a step in this attempt."""
         return any(latest.done > 0 for latest in self.latest.values())
 
+    @property
+    def reached(self) -> int:
+        """The highest step that a task has reached in this attempt; 0 if none has completed one."""
+        return max((latest.step for latest in self.latest.values() if latest.done), default=0)
+
     def step_of(self, task: Task) -> int | None:
         """The training step that a task has reached; None until it has completed one in this attempt."""
         latest = self.latest.get(task)

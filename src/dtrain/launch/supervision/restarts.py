@@ -56,6 +56,7 @@ class RestartedJob(ABC):
         self.rules = rules
         self.common = task_environment(None, spec.devices_per_worker, spec.env)
         self._name = f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
+        self._began = {"DTRAIN_JOB_BEGAN": f"{self.session.clock.unix():.3f}"}
         self._again_in_vain = 0
         self._hint = ""
 
@@ -76,7 +77,7 @@ class RestartedJob(ABC):
             own: further variables that only this task gets.
         """
         topology = assigned.topology
-        env = {**self.common, "TF_CONFIG": topology.to_tf_config()}
+        env = {**self.common, **self._began, "TF_CONFIG": topology.to_tf_config()}
         if self.spec.restarts or self.spec.ps:
             env |= {"DTRAIN_JOB": self._name, "DTRAIN_ATTEMPT": str(number)}
         return TaskCommand(topology.task, self.spec.command, {**env, **assigned.variables, **(own or {})})
@@ -90,6 +91,7 @@ class RestartedJob(ABC):
                 job = Job(commands, self.launcher, policy=attempt, spares=self.spares)
                 attempt.find = job.handle
                 outcome = job.run(after=delay)
+            self._began["DTRAIN_LAST_FAILURE"] = f"{self.session.clock.unix():.3f}:{attempt.reached}"
             attempt.close()
             pause = self._next(outcome, attempt)
             if pause is None:

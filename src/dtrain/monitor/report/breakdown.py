@@ -1,4 +1,4 @@
-"""The sections on time: bars and tables of the time by part, of causes of lost time, and of slow workers.
+"""The sections on time: bars and tables of the time by part, goodput, causes of lost time, and slow workers.
 
 It sums and shows what the runs' events say. It does not find the causes of lost time; the events name them.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from markupsafe import Markup
 
+from dtrain.monitor.goodput import KINDS, Goodput
 from dtrain.monitor.report import text
 from dtrain.monitor.report.bars import Bar, bar_chart, flat_bar, grouped
 from dtrain.monitor.report.markup import drawings, ordered, sections
@@ -23,6 +24,7 @@ from dtrain.telemetry.training_clock import SLOW, is_slow
 _MOST_EPOCHS = 60
 _MOST_BY_EPOCH = 8
 _MOST_CALLBACKS = 6
+_MOST_LOSSES = 3
 _MOST_WORKERS = 300  # in all runs together
 
 
@@ -33,6 +35,15 @@ class _LostTime(NamedTuple):
     epochs: str
     share: float
     worst: str
+
+
+class _GoodputRow(NamedTuple):
+    """A run's goodput, its parts that are not zero, their bar, and the largest losses in words."""
+
+    of: Goodput
+    parts: Mapping[str, float]
+    bar: Markup
+    lost: str
 
 
 class _Worker:
@@ -77,6 +88,21 @@ def time_section(runs: Sequence[RunData], names: Sequence[Markup]) -> tuple[Mark
         )
     causes = [(place, cause) for place, run in timed for cause in _causes(run)]
     return body + _callbacks(timed, several=bool(names)) + sections.causes(causes, names), notes
+
+
+def goodput_section(runs: Sequence[RunData], names: Sequence[Markup]) -> Markup:
+    """The section on goodput: for each run its wall time by kind, and what was lost to what."""
+    rows = []
+    for place, run in enumerate(runs):
+        if (goodput := run.goodput) is None or not goodput.wall_seconds:
+            continue
+        parts = {kind: seconds for kind, seconds in goodput.seconds.items() if seconds > 0}
+        lost = ", ".join(
+            f"{kind} {text.seconds(seconds)}" for kind, seconds in list(goodput.lost.items())[:_MOST_LOSSES]
+        )
+        rows.append((place, _GoodputRow(goodput, parts, flat_bar(parts, run.name), lost)))
+    kinds = ordered({kind: 0.0 for _, row in rows for kind in row.parts})
+    return sections.goodput(rows, names, kinds, KINDS)
 
 
 def _of_one(run: RunData, notes: list[str]) -> Markup:

@@ -30,6 +30,7 @@ _OUTCOME = (
     "final_metrics",
     "input",
     "time",
+    "goodput",
 )
 _LONGEST = 300
 _MOST = 200

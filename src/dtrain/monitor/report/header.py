@@ -39,6 +39,7 @@ class Measures(NamedTuple):
         wall_time: seconds from start to end.
         data_wait: the share of the time spent waiting for data.
         communication: the share of the epochs' time spent on communication.
+        goodput: the share of the wall time that went into steps which count.
     """
 
     where: str
@@ -47,6 +48,7 @@ class Measures(NamedTuple):
     wall_time: float | None
     data_wait: float | None
     communication: float | None
+    goodput: float | None
 
 
 def measures(run: RunData) -> Measures:
@@ -79,6 +81,7 @@ def measures(run: RunData) -> Measures:
             shares["input"], finite(recorded.get("share")) if isinstance(recorded, dict) else None
         ),
         communication=shares["communication"],
+        goodput=None if run.goodput is None else run.goodput.share,
     )
 
 
@@ -90,6 +93,7 @@ def figures(run: RunData) -> list[Figure]:
         Figure("examples/s", text.number(of.rate), "over all replicas" if replicas != 1 else ""),
         Figure("time of a step", text.seconds(of.step), "tracing left out"),
         Figure("wall time", text.seconds(of.wall_time), _epoch_count(run)),
+        Figure("goodput", text.percent(of.goodput), "of the wall time"),
         Figure("waiting for data", text.percent(of.data_wait), "of the time"),
         Figure("communication", text.percent(of.communication), "of the epochs' time"),
         _metric(run, "loss"),

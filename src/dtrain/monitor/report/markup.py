@@ -19,8 +19,23 @@ from dtrain.monitor.report import text
 from dtrain.monitor.report.thinning import thin_list
 from dtrain.monitor.run_data import RunData
 
-PARTS = ("compute", "input", "communication", "checkpoint", "callbacks", "validation", "start", "other")
-"""The parts of an epoch's time, in the order in which they are drawn."""
+PARTS = (
+    "productive",
+    "compute",
+    "input",
+    "waiting",
+    "communication",
+    "checkpoint",
+    "restore",
+    "callbacks",
+    "validation",
+    "start",
+    "tracing",
+    "repeated",
+    "restart",
+    "other",
+)
+"""The parts of an epoch's time, and the kinds of a run's wall time, in the order in which they are drawn."""
 
 _FOLDER = resources.files(__package__) / "templates"
 

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from dtrain import __version__
 from dtrain.monitor.report import markup
-from dtrain.monitor.report.breakdown import time_section, worker_section
+from dtrain.monitor.report.breakdown import goodput_section, time_section, worker_section
 from dtrain.monitor.report.charts import Chart, swatch
 from dtrain.monitor.report.configuration import configuration
 from dtrain.monitor.report.curves import metric_curves, speed_curves
@@ -53,6 +53,7 @@ def render(
         ("curves", "Curves", metrics.html or markup.parts.quiet("No metric has been written yet.")),
         ("speed", "Speed", speed.html),
         ("time", "Where the time went", time),
+        ("goodput", "Goodput", goodput_section(runs, names)),
         ("workers", "Workers", worker_section(runs, names)),
         ("plan", "Communication of a step", tables.plans(runs, names)),
         ("alarms", "Alarms", tables.alarms(runs, names)),
