@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dtrain.collectives import reduction_rules
 from dtrain.collectives.quantization import Quantization
 from dtrain.errors import DataError, PeerMismatchError
 
@@ -38,11 +39,6 @@ _NAMES = {
     _QUANTIZED: "an all-reduce in few bits",
 }
 _NARROW = ("float16", "bfloat16")  # sent as they are, summed in float32
-
-# Up to this many bytes and workers, every worker sends its values to all others with the barrier's messages:
-# the cost of a small all-reduce is its number of messages, not of bytes.
-WHOLE_BYTES = 32 * 1024
-WHOLE_WORKERS = 8
 
 ALIGNMENT = 64  # bytes: TensorFlow requires it to use an array without a copy
 _SIZES = 1000  # the number of different array sizes that a pool keeps
@@ -114,7 +110,7 @@ class Calls(abc.ABC):
             values = [np.asarray(value, order="C") for value in values]
             totals = [self._buffers.take(value.shape, value.dtype) for value in values]
             size = sum(value.nbytes for value in values)
-            if len(values) == 1 and 0 < size <= WHOLE_BYTES and self.size <= WHOLE_WORKERS:
+            if reduction_rules.sent_with_barrier([value.nbytes for value in values], self.size):
                 self._sum_of(
                     self._barrier_with(self._in_operation(_SUM), values[0].reshape(-1)), totals[0].reshape(-1)
                 )

@@ -1,0 +1,573 @@
+"""Predicts a job under each strategy and transport, and orders the predictions; what is not known stays None.
+
+A prediction joins a profile, a cluster and the costs of a transport: it makes the work of a step, has it
+simulated, and computes memory, goodput and cost from it. It measures nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from dtrain.collectives.reduction_rules import spare_cores
+from dtrain.errors import ConfigurationError
+from dtrain.planning.calibration import TransportCosts
+from dtrain.planning.cluster import Cluster, WorkerPlacement
+from dtrain.planning.collective_costs import (
+    all_gather_seconds,
+    all_reduce_seconds,
+    hosts_apart,
+    one_host,
+)
+from dtrain.planning.goodput import daly_interval, goodput, young_interval
+from dtrain.planning.model_profile import ModelProfile
+from dtrain.planning.simulator import (
+    StepWork,
+    Stragglers,
+    layer_sums,
+    reduction_groups,
+    simulate_rounds,
+    simulate_servers,
+    simulate_steps,
+    slowest_of,
+)
+
+DATA_PARALLEL, FULLY_SHARDED, IN_HOSTS = "data parallel", "fully sharded", "sharded in hosts"
+SERVERS, DILOCO = "parameter servers", "DiLoCo"
+STRATEGIES = (DATA_PARALLEL, FULLY_SHARDED, IN_HOSTS, SERVERS, DILOCO)
+# Under these, training has the numbers of one device with the same global batch.
+SAME_NUMBERS = (DATA_PARALLEL, FULLY_SHARDED, IN_HOSTS)
+
+_JITTER_STEPS = 200  # simulated steps, where they differ
+_SERVER_EXCHANGES = 200_000  # simulated steps of all workers together, at most, under parameter servers
+_FEWEST_SERVER_STEPS = 20  # of each worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """What a plan varies, beside model and cluster.
+
+    Attributes:
+        workers: the number of workers, each with a device.
+        batches: the examples of a worker's micro-batch, each of which is tried.
+        accumulations: micro-batches of an update, likewise.
+        strategies: the strategies to try.
+        transports: the names of the transports to try; empty for all that fit the devices.
+        servers: the parameter servers, each on a host of its own; None for one for each host of workers.
+        every: the steps of a round of DiLoCo.
+        checkpoint_seconds: in which a checkpoint stops the work; None to compute it from the cluster's rate.
+        seed: of all random numbers.
+    """
+
+    workers: int
+    batches: Sequence[int]
+    accumulations: Sequence[int] = (1,)
+    strategies: Sequence[str] = STRATEGIES
+    transports: Sequence[str] = ()
+    servers: int | None = None
+    every: int = 50
+    checkpoint_seconds: float | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceMemory:
+    """The memory of a device, in bytes.
+
+    Attributes:
+        weights, gradients, optimizer, activations: the parts; None if not known.
+        fits: whether it is enough; None if that is not known.
+    """
+
+    weights: float
+    gradients: float
+    optimizer: float | None
+    activations: float | None
+    fits: bool | None
+
+    @property
+    def known(self) -> float:
+        """The sum of what is known."""
+        return sum(part or 0.0 for part in (self.weights, self.gradients, self.optimizer, self.activations))
+
+    @property
+    def complete(self) -> bool:
+        """Whether all parts are known."""
+        return self.optimizer is not None and self.activations is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failures:
+    """What failures leave of the time.
+
+    Attributes:
+        mean_time: the mean time between failures of the job, in seconds.
+        checkpoint: the seconds that a checkpoint stops the work.
+        young, daly: seconds of work between checkpoints, by Young and by Daly; the second is taken.
+        goodput: the part of the time that is work which no failure undoes.
+    """
+
+    mean_time: float
+    checkpoint: float
+    young: float
+    daly: float
+    goodput: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """A job under one strategy.
+
+    Attributes:
+        strategy, transport: their names.
+        workers, batch, accumulation: as in the settings.
+        step_seconds: of an update of a worker; of DiLoCo the mean over a round.
+        computation, waiting, communication: its parts, in seconds: of a worker of mean speed, waiting for
+            slower workers or busy servers, and communication that no computation hides.
+        hidden: seconds of communication beside computation.
+        throughput: examples per second of all workers.
+        efficiency: the throughput as a part of as many workers' that do not communicate.
+        memory: of a device.
+        staleness: updates that a gradient misses, the mean and the most; None under synchronous strategies.
+        failures: None if something is not known for it.
+        epoch_seconds, epoch_cost: with failures if they are known; None if not known.
+        hosts: the hosts, with those of parameter servers.
+        unknown: what was not known, in words.
+    """
+
+    strategy: str
+    transport: str
+    workers: int
+    batch: int
+    accumulation: int
+    step_seconds: float
+    computation: float
+    waiting: float
+    communication: float
+    hidden: float
+    throughput: float
+    efficiency: float
+    memory: DeviceMemory
+    staleness: tuple[float, int] | None
+    failures: Failures | None
+    epoch_seconds: float | None
+    epoch_cost: float | None
+    hosts: int
+    unknown: Sequence[str] = field(default=())
+
+    @property
+    def effective_throughput(self) -> float:
+        """The throughput that failures leave, as far as they are known."""
+        return self.throughput * (self.failures.goodput if self.failures else 1.0)
+
+
+def predictions(
+    profile: ModelProfile,
+    cluster: Cluster,
+    settings: PlanSettings,
+    transports: Mapping[str, TransportCosts],
+) -> list[Prediction]:
+    """All predictions, the best first.
+
+    First come those that fit into memory, or may; of these the strategies with the numbers of one device; of
+    these the one with the most examples per second after failures.
+
+    Args:
+        profile, cluster, settings: what to predict.
+        transports: the costs of the transports, by name.
+
+    Raises:
+        ConfigurationError: the profile has no rate of the device, the cluster has no network, or no transport
+            fits the devices.
+    """
+    made = [
+        predicted(profile, cluster, settings, strategy, costs, batch=batch, accumulation=accumulation)
+        for strategy in settings.strategies
+        for costs in _usable(cluster, settings, transports, strategy)
+        for batch in settings.batches
+        for accumulation in settings.accumulations
+    ]
+    return sorted(
+        made,
+        key=lambda one: (
+            one.memory.fits is False,
+            one.strategy not in SAME_NUMBERS,
+            -one.effective_throughput,
+        ),
+    )
+
+
+def efficiencies(
+    profile: ModelProfile,
+    cluster: Cluster,
+    settings: PlanSettings,
+    costs: TransportCosts,
+    strategy: str,
+    counts: Sequence[int],
+) -> list[float]:
+    """The scaling efficiency of a strategy with so many workers each, at the first batch and accumulation."""
+    return [
+        predicted(
+            profile,
+            cluster,
+            replace(settings, workers=workers),
+            strategy,
+            costs,
+            batch=settings.batches[0],
+            accumulation=settings.accumulations[0],
+        ).efficiency
+        for workers in counts
+    ]
+
+
+def _usable(
+    cluster: Cluster, settings: PlanSettings, transports: Mapping[str, TransportCosts], strategy: str
+) -> list[TransportCosts]:
+    """The transports to try: NCCL between accelerators, dtrain's own between processors."""
+    for name in settings.transports:
+        if name not in transports:
+            raise ConfigurationError(
+                f"There is no transport {name!r}.", hint=f"one of {', '.join(transports)}"
+            )
+    names = settings.transports or (["nccl"] if cluster.cores_per_host is None else ["ring", "mpi"])
+    usable = [transports[name] for name in names if name in transports]
+    return usable[:1] if strategy == SERVERS else usable  # TensorFlow's servers have a transport of their own
+
+
+def predicted(
+    profile: ModelProfile,
+    cluster: Cluster,
+    settings: PlanSettings,
+    strategy: str,
+    costs: TransportCosts,
+    *,
+    batch: int,
+    accumulation: int,
+) -> Prediction:
+    """The prediction of one strategy.
+
+    Args:
+        profile, cluster, settings: as for `predictions`.
+        strategy: one of `STRATEGIES`.
+        costs: the transport.
+        batch: the examples of a micro-batch.
+        accumulation: the micro-batches of an update.
+    """
+    place = cluster.placed(settings.workers)
+    by_strategy = {SERVERS: _under_servers, DILOCO: _in_rounds}
+    times = by_strategy.get(strategy, _synchronous)(
+        profile, cluster, settings, strategy, costs, place, batch, accumulation
+    )
+    servers = _servers(settings, place) if strategy == SERVERS else 0
+    memory = _memory(profile, cluster, strategy, place, batch)
+    throughput = times.steps_per_second * batch * accumulation
+    alone = batch * accumulation / times.computation
+    unknown = [*_unknown(profile, cluster)]
+    failing_hosts = servers if strategy == SERVERS else place.hosts  # a worker's failure stops no other one
+    failures, missing = _failures(profile, cluster, settings, strategy, place, failing_hosts)
+    unknown += missing
+    hosts = place.hosts + servers
+    kept = throughput * (failures.goodput if failures else 1.0)
+    epoch = profile.examples_per_epoch / kept if profile.examples_per_epoch and kept else None
+    price = cluster.price_per_host_hour
+    return Prediction(
+        strategy=strategy,
+        transport="gRPC" if strategy == SERVERS else costs.name,
+        workers=settings.workers,
+        batch=batch,
+        accumulation=accumulation,
+        step_seconds=times.seconds,
+        computation=times.computation,
+        waiting=times.waiting,
+        communication=max(times.seconds - times.computation - times.waiting, 0.0),
+        hidden=times.hidden,
+        throughput=throughput,
+        efficiency=throughput / (settings.workers * alone),
+        memory=memory,
+        staleness=times.staleness,
+        failures=failures,
+        epoch_seconds=epoch,
+        epoch_cost=None if epoch is None or price is None else epoch / 3600 * hosts * price,
+        hosts=hosts,
+        unknown=unknown,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Times:
+    """The times of a mean step, in seconds, and the updates of all workers' batches per second."""
+
+    seconds: float
+    computation: float
+    waiting: float
+    steps_per_second: float
+    hidden: float = 0.0
+    staleness: tuple[float, int] | None = None
+
+
+def overlaps(cluster: Cluster, place: WorkerPlacement, costs: TransportCosts) -> bool:
+    """Whether workers communicate during the backward pass: as the transport says, or by their cores."""
+    if costs.overlap is not None:
+        return costs.overlap
+    if cluster.cores_per_host is None:
+        return True
+    cores = range(cluster.cores_per_host)
+    return spare_cores([cores] * place.per_host, ["host"] * place.per_host)
+
+
+def synchronous_step(
+    profile: ModelProfile,
+    cluster: Cluster,
+    place: WorkerPlacement,
+    costs: TransportCosts,
+    *,
+    batch: int,
+    strategy: str = DATA_PARALLEL,
+    accumulation: int = 1,
+) -> StepWork:
+    """The work of a step of a worker under a synchronous strategy.
+
+    Args:
+        profile, cluster: the model and the machines.
+        place: where the workers are.
+        costs: the transport.
+        batch: the examples of a micro-batch.
+        strategy: one of `SAME_NUMBERS`.
+        accumulation: the micro-batches of an update.
+    """
+    update = profile.update_seconds(cluster.memory_bytes_per_second)
+    forward, backward = profile.layer_seconds(cluster.device, batch, update)
+    gradients = [layer.gradients for layer in profile.layers]
+    sizes = [size for of_layer in gradients for size in of_layer]
+    overlap = overlaps(cluster, place, costs)
+    gathers: list[float] = []
+    if strategy == DATA_PARALLEL or place.workers == 1:
+        groups = reduction_groups(sizes, grouping=costs.grouping, bucket=costs.bucket_bytes, overlap=overlap)
+        sums = layer_sums(gradients, groups, lambda some: all_reduce_seconds(some, place, costs))
+    else:  # each layer's weights are gathered, and its gradients reduce-scattered
+        inside = place if strategy == FULLY_SHARDED else one_host(place)
+        of_layers = [all_gather_seconds(sum(of_layer), inside, costs) for of_layer in gradients]
+        gathers = of_layers
+        across = hosts_apart(place)
+        sums = [
+            (
+                layer,
+                of_layers[layer]
+                + (
+                    all_reduce_seconds([sum(gradients[layer]) / place.per_host], across, costs)
+                    if strategy == IN_HOSTS
+                    else 0.0
+                ),
+            )
+            for layer in reversed(range(len(gradients)))
+        ]
+        update /= inside.workers
+    return StepWork(
+        forward=forward,
+        backward=backward,
+        sums=sums,
+        gathers=gathers,
+        overlap=overlap,
+        update=update,
+        taken=costs.cpu_seconds_per_byte * sum(sizes) if costs.shares_cores and place.workers > 1 else 0.0,
+        slowdown=costs.slowdown,
+        micro_batches=accumulation,
+    )
+
+
+def _stragglers(cluster: Cluster) -> Stragglers:
+    return Stragglers(spread=cluster.speed_spread or 0.0, jitter=cluster.step_jitter or 0.0)
+
+
+def _synchronous(
+    profile: ModelProfile,
+    cluster: Cluster,
+    settings: PlanSettings,
+    strategy: str,
+    costs: TransportCosts,
+    place: WorkerPlacement,
+    batch: int,
+    accumulation: int,
+) -> _Times:
+    work = synchronous_step(
+        profile, cluster, place, costs, batch=batch, strategy=strategy, accumulation=accumulation
+    )
+    stragglers = _stragglers(cluster)
+    steps = _JITTER_STEPS if stragglers.jitter else 1
+    slowest = slowest_of(stragglers, place.workers, steps, np.random.default_rng(settings.seed))
+    times = simulate_steps(work, slowest)
+    seconds = float(times.seconds.mean())
+    exposed = float(times.exposed.mean())
+    # One device computes the whole update, also where many divide it.
+    alone = profile.step_seconds(cluster.device, batch) * accumulation
+    return _Times(
+        seconds=seconds,
+        computation=max(alone, 1e-12),
+        waiting=float(times.waiting.mean()),
+        steps_per_second=place.workers / seconds,
+        hidden=max(times.communication - exposed, 0.0),
+    )
+
+
+def _in_rounds(
+    profile: ModelProfile,
+    cluster: Cluster,
+    settings: PlanSettings,
+    strategy: str,
+    costs: TransportCosts,
+    place: WorkerPlacement,
+    batch: int,
+    accumulation: int,
+) -> _Times:
+    del strategy
+    computation = profile.step_seconds(cluster.device, batch) * accumulation
+    reduced = all_reduce_seconds([profile.gradient_bytes], place, costs)
+    stragglers = _stragglers(cluster)
+    rounds = simulate_rounds(
+        computation,
+        settings.every,
+        reduced,
+        stragglers,
+        place.workers,
+        4 if stragglers.jitter else 1,
+        np.random.default_rng(settings.seed),
+    )
+    seconds = float(rounds.mean()) / settings.every
+    return _Times(
+        seconds=seconds,
+        computation=computation,
+        waiting=max(seconds - computation - reduced / settings.every, 0.0),
+        steps_per_second=place.workers / seconds,
+    )
+
+
+def _servers(settings: PlanSettings, place: WorkerPlacement) -> int:
+    return settings.servers or place.hosts
+
+
+def _under_servers(
+    profile: ModelProfile,
+    cluster: Cluster,
+    settings: PlanSettings,
+    strategy: str,
+    costs: TransportCosts,
+    place: WorkerPlacement,
+    batch: int,
+    accumulation: int,
+) -> _Times:
+    """Workers send gradients to servers, and get weights, by a link that those of a host share."""
+    del strategy, costs
+    computation = profile.step_seconds(cluster.device, batch) * accumulation
+    if cluster.network is None:
+        raise ConfigurationError(
+            f"Parameter servers are other hosts, and {cluster.name} has no network.",
+            hint="Add a network to the cluster, or leave this strategy out.",
+        )
+    rate, size = cluster.network.data_rate, profile.gradient_bytes
+    served = size / _servers(settings, place) / rate
+    steps = max(_FEWEST_SERVER_STEPS, min(_JITTER_STEPS, _SERVER_EXCHANGES // place.workers))
+    times = simulate_servers(
+        computation,
+        2 * max(size * place.per_host / rate, served),
+        served,
+        _stragglers(cluster),
+        place.workers,
+        steps,
+        np.random.default_rng(settings.seed),
+    )
+    return _Times(
+        seconds=times.seconds,
+        computation=computation,
+        waiting=times.waiting,
+        steps_per_second=times.steps_per_second,
+        staleness=times.staleness,
+    )
+
+
+def _memory(
+    profile: ModelProfile, cluster: Cluster, strategy: str, place: WorkerPlacement, batch: int
+) -> DeviceMemory:
+    size, slots = float(profile.gradient_bytes), profile.optimizer_slots
+    optimizer = None if slots is None else size * slots
+    weights = gradients = size
+    if strategy in (FULLY_SHARDED, IN_HOSTS):
+        parts = place.workers if strategy == FULLY_SHARDED else place.per_host
+        # Two layers are whole while one computes and the next is received, and a layer's gradient is.
+        largest = sorted((sum(layer.gradients) for layer in profile.layers), reverse=True)
+        weights = min(size / parts + sum(largest[:2]), size)
+        gradients = min(size / parts + largest[0], size)
+        optimizer = None if optimizer is None else optimizer / parts
+    elif strategy == DILOCO:
+        weights = 2 * size  # and as they were at the round's begin
+        optimizer = None if optimizer is None else optimizer + size  # and the outer optimizer's momentum
+    elif strategy == SERVERS:
+        optimizer = 0.0  # the servers have it
+    activations = None if profile.activation_bytes is None else profile.activation_bytes * batch
+    memory = DeviceMemory(
+        weights=weights, gradients=gradients, optimizer=optimizer, activations=activations, fits=None
+    )
+    if cluster.device_memory is None:
+        return memory
+    fits = memory.known <= cluster.device_memory
+    return replace(memory, fits=fits if memory.complete or not fits else None)
+
+
+def _unknown(profile: ModelProfile, cluster: Cluster) -> list[str]:
+    """What the numbers of all strategies leave out."""
+    missing: list[tuple[bool, str]] = [
+        (cluster.speed_spread is None, "how devices differ in speed (speed_spread): taken as equal"),
+        (cluster.step_jitter is None, "how a worker's steps differ (step_jitter): taken as equal"),
+        (profile.optimizer_slots is None, "the optimizer's state (optimizer_slots): memory without it"),
+        (profile.activation_bytes is None, "the activations (activation_bytes): memory without them"),
+        (cluster.device_memory is None, "the memory of a device (device_memory)"),
+        (cluster.price_per_host_hour is None, "the price (price_per_host_hour)"),
+        (profile.examples_per_epoch is None, "the size of an epoch (examples_per_epoch)"),
+    ]
+    return [words for absent, words in missing if absent]
+
+
+def _failures(
+    profile: ModelProfile,
+    cluster: Cluster,
+    settings: PlanSettings,
+    strategy: str,
+    place: WorkerPlacement,
+    hosts: int,
+) -> tuple[Failures | None, list[str]]:
+    """Goodput under failures of so many hosts, or what is not known for it."""
+    size, rate = profile.gradient_bytes, cluster.checkpoint_bytes_per_second
+    checkpoint = settings.checkpoint_seconds
+    if checkpoint is None and rate is not None and profile.optimizer_slots is not None:
+        writers = {FULLY_SHARDED: place.hosts, SERVERS: hosts}.get(strategy, 1)
+        checkpoint = size * (1 + profile.optimizer_slots) / rate / writers
+    missing = [
+        words
+        for absent, words in (
+            (
+                cluster.host_hours_to_failure is None,
+                "how often hosts fail (host_hours_to_failure): no goodput",
+            ),
+            (checkpoint is None, "how long a checkpoint takes (checkpoint_bytes_per_second): no goodput"),
+            (cluster.recovery_seconds is None, "how long a recovery takes (recovery_seconds): no goodput"),
+        )
+        if absent
+    ]
+    if cluster.host_hours_to_failure is None or checkpoint is None or cluster.recovery_seconds is None:
+        return None, missing
+    mean_time = cluster.host_hours_to_failure * 3600 / hosts
+    daly = max(daly_interval(checkpoint, mean_time), 1e-3)
+    return Failures(
+        mean_time=mean_time,
+        checkpoint=checkpoint,
+        young=young_interval(checkpoint, mean_time),
+        daly=daly,
+        goodput=goodput(daly, checkpoint, cluster.recovery_seconds, mean_time),
+    ), missing
+
+
+def worker_counts(most: int) -> list[int]:
+    """The numbers of workers that a plot has: powers of two, and the most."""
+    return [*(2**power for power in range(math.ceil(math.log2(most)))), most] if most > 1 else [1]

@@ -1,0 +1,126 @@
+"""Scaling as `dtrain plan` predicts it, beside what others have published; each constant here has a source.
+
+The constants of the model come from the package's files, and none is fitted to these figures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dtrain.planning.calibration import TransportCosts, transport_costs
+from dtrain.planning.cluster import Cluster, known_clusters
+from dtrain.planning.model_profile import LayerProfile, profile_of
+from dtrain.planning.predictions import synchronous_step
+from dtrain.planning.simulator import (
+    StepWork,
+    Stragglers,
+    layer_sums,
+    reduction_groups,
+    simulate_steps,
+    slowest_of,
+)
+
+MIB = 2**20
+NCCL = transport_costs()["nccl"]
+# Horovod of 2017: buffers of 64 MB that are filled during cycles of 5 ms, so a tensor waits for half a cycle
+# (operations.cc: SetCycleTimeMs(5)). NCCL 2.0 had rings only.
+HOROVOD = replace(
+    NCCL,
+    grouping="buckets",
+    bucket_bytes=64 * MIB,
+    algorithms=(replace(NCCL.algorithms[0], launch_seconds=2.5e-3),),
+)
+# PyTorch's DistributedDataParallel: buckets of 25 MB.
+DDP = replace(NCCL, grouping="buckets", bucket_bytes=25 * MIB)
+
+
+def efficiency(model: str, cluster: Cluster, workers: int, batch: int, costs: TransportCosts) -> float:
+    """The rate of a worker among others, as a part of its rate alone."""
+    work = synchronous_step(profile_of(model), cluster, cluster.placed(workers), costs, batch=batch)
+    slowest = slowest_of(Stragglers(spread=cluster.speed_spread or 0.0), workers, 1, np.random.default_rng(0))
+    return work.computation / float(simulate_steps(work, slowest).seconds[0])
+
+
+@pytest.mark.parametrize(
+    ("model", "workers", "published"),
+    [
+        ("inception_v3", 512, 0.90),
+        ("resnet101", 512, 0.90),
+        ("vgg16", 512, 0.68),
+        # An earlier version of the page, with 32 hosts.
+        ("inception_v3", 128, 0.90),
+        ("resnet101", 128, 0.90),
+        ("vgg16", 128, 0.79),
+    ],
+)
+def test_horovod_on_pascal_gpus(model: str, workers: int, published: float) -> None:
+    """horovod/docs/benchmarks.rst: hosts of 4 GPUs, 25 Gbit/s RoCE, batches of 64."""
+    cluster = known_clusters()["p100x4-25gbit-roce"]
+    assert efficiency(model, cluster, workers, 64, HOROVOD) == pytest.approx(published, abs=0.05)
+
+
+@pytest.mark.parametrize(("model", "alone", "of_sixteen"), [("resnet50", 319, 306), ("resnet101", 187, 178)])
+def test_pytorch_on_sixteen_gpus(model: str, alone: int, of_sixteen: int) -> None:
+    """pytorch/benchmarks/distributed/ddp/README.md: examples a second of a GPU, two DGX-1, batches of 32."""
+    predicted = efficiency(model, known_clusters()["dgx1-v100"], 16, 32, DDP)
+    assert predicted == pytest.approx(of_sixteen / alone, abs=0.05)
+
+
+def test_imagenet_in_one_hour() -> None:
+    """Goyal et al. (arXiv 1706.02677): about 90 % from 8 to 256 P100 on 50 Gbit/s Ethernet, batches of 32.
+
+    They sum by NCCL in a host, and by halving and doubling between hosts; here a ring does both.
+    """
+    cluster = known_clusters()["dgx1-p100"]
+    assert cluster.network is not None
+    cluster = replace(cluster, network=replace(cluster.network, bytes_per_second=6.25e9, efficiency=0.941))
+    of_256, of_8 = (efficiency("resnet50", cluster, workers, 32, DDP) for workers in (256, 8))
+    assert of_256 / of_8 == pytest.approx(0.90, abs=0.05)
+
+
+def bert_large() -> list[LayerProfile]:
+    """BERT-large (arXiv 1810.04805): embeddings of 30,522 words, and 24 layers of width 1,024."""
+    width = 1024
+
+    def layer(name: str, work: float, *shapes: int) -> LayerProfile:
+        return LayerProfile(
+            name=name,
+            gradients=tuple(4 * shape for shape in shapes),
+            work=work,
+            backward_work=work,
+            activation_bytes=None,
+        )
+
+    embeddings = layer("embeddings", 0.0, 30_522 * width, 512 * width, 2 * width, width, width)
+    squares = [size for _ in range(4) for size in (width * width, width)]
+    dense = [4 * width * width, 4 * width, 4 * width * width, width, width, width]
+    return [embeddings, *(layer(f"layer {i}", 1.0, *squares, *dense, width, width) for i in range(24))]
+
+
+@pytest.mark.parametrize(("model", "published"), [("resnet50", 0.380), ("bert", 0.352)])
+def test_what_overlap_gains(model: str, published: float) -> None:
+    """PyTorch DDP (arXiv 2006.15704), 32 GPUs over NCCL.
+
+    The paper gives no batch and no time. It says that communication takes more than half of a backward
+    pass without overlap: so both parts are taken to be as long, which with 2/3 for the backward pass gives a
+    step of 1 + 2 + 2. Buckets are of 25 MB.
+    """
+    layers = bert_large() if model == "bert" else profile_of("resnet50").layers
+    gradients = [layer.gradients for layer in layers]
+    sizes = [size for of_layer in gradients for size in of_layer]
+    total, works = sum(sizes), sum(layer.work for layer in layers)
+    groups = reduction_groups(sizes, grouping="buckets", bucket=DDP.bucket_bytes, overlap=True)
+    work = StepWork(
+        forward=[1 * layer.work / works for layer in layers],
+        backward=[2 * layer.work / works for layer in layers],
+        sums=layer_sums(gradients, groups, lambda some: 2 * sum(some) / total),
+    )
+    apart, overlapped = (
+        float(simulate_steps(replace(work, overlap=overlap), np.ones(1)).seconds[0])
+        for overlap in (False, True)
+    )
+    assert apart == pytest.approx(5)
+    assert 1 - overlapped / apart == pytest.approx(published, abs=0.05)
