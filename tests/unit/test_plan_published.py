@@ -1,6 +1,7 @@
 """Scaling as `dtrain plan` predicts it, beside what others have published; each constant here has a source.
 
-The constants of the model come from the package's files, and none is fitted to these figures.
+The constants of the model come from the package's files, and none is fitted to these figures. But which
+effects it counts was decided with them in view, except those of DLPerf: these alone are a blind test.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import pytest
 
 from dtrain.planning.calibration import TransportCosts, transport_costs
 from dtrain.planning.cluster import Cluster, known_clusters
-from dtrain.planning.model_profile import LayerProfile, profile_of
+from dtrain.planning.model_profile import LayerProfile, MeasuredRate, ModelProfile, profile_of
 from dtrain.planning.predictions import synchronous_step
 from dtrain.planning.simulator import (
     StepWork,
@@ -37,9 +38,12 @@ HOROVOD = replace(
 DDP = replace(NCCL, grouping="buckets", bucket_bytes=25 * MIB)
 
 
-def efficiency(model: str, cluster: Cluster, workers: int, batch: int, costs: TransportCosts) -> float:
+def efficiency(
+    model: str | ModelProfile, cluster: Cluster, workers: int, batch: int, costs: TransportCosts
+) -> float:
     """The rate of a worker among others, as a part of its rate alone."""
-    work = synchronous_step(profile_of(model), cluster, cluster.placed(workers), costs, batch=batch)
+    profile = profile_of(model) if isinstance(model, str) else model
+    work = synchronous_step(profile, cluster, cluster.placed(workers), costs, batch=batch)
     slowest = slowest_of(Stragglers(spread=cluster.speed_spread or 0.0), workers, 1, np.random.default_rng(0))
     return work.computation / float(simulate_steps(work, slowest).seconds[0])
 
@@ -81,9 +85,8 @@ def test_imagenet_in_one_hour() -> None:
     assert of_256 / of_8 == pytest.approx(0.90, abs=0.05)
 
 
-def bert_large() -> list[LayerProfile]:
-    """BERT-large (arXiv 1810.04805): embeddings of 30,522 words, and 24 layers of width 1,024."""
-    width = 1024
+def bert(width: int, depth: int) -> list[LayerProfile]:
+    """BERT (arXiv 1810.04805): embeddings of 30,522 words, and layers."""
 
     def layer(name: str, work: float, *shapes: int) -> LayerProfile:
         return LayerProfile(
@@ -97,7 +100,7 @@ def bert_large() -> list[LayerProfile]:
     embeddings = layer("embeddings", 0.0, 30_522 * width, 512 * width, 2 * width, width, width)
     squares = [size for _ in range(4) for size in (width * width, width)]
     dense = [4 * width * width, 4 * width, 4 * width * width, width, width, width]
-    return [embeddings, *(layer(f"layer {i}", 1.0, *squares, *dense, width, width) for i in range(24))]
+    return [embeddings, *(layer(f"layer {i}", 1.0, *squares, *dense, width, width) for i in range(depth))]
 
 
 @pytest.mark.parametrize(("model", "published"), [("resnet50", 0.380), ("bert", 0.352)])
@@ -108,7 +111,7 @@ def test_what_overlap_gains(model: str, published: float) -> None:
     pass without overlap: so both parts are taken to be as long, which with 2/3 for the backward pass gives a
     step of 1 + 2 + 2. Buckets are of 25 MB.
     """
-    layers = bert_large() if model == "bert" else profile_of("resnet50").layers
+    layers = bert(1024, 24) if model == "bert" else profile_of("resnet50").layers
     gradients = [layer.gradients for layer in layers]
     sizes = [size for of_layer in gradients for size in of_layer]
     total, works = sum(sizes), sum(layer.work for layer in layers)
@@ -124,3 +127,48 @@ def test_what_overlap_gains(model: str, published: float) -> None:
     )
     assert apart == pytest.approx(5)
     assert 1 - overlapped / apart == pytest.approx(published, abs=0.05)
+
+
+# DLPerf (github.com/Oneflow-Inc/DLPerf, reports/dlperf_benchmark_test_report_v1.md): hosts of 8 V100 with one
+# InfiniBand adapter of 100 Gbit/s. Each row: how gradients are sent, model, batch, and examples per second
+# of 1, 8, 16 and 32 GPUs.
+HOROVOD_019 = replace(
+    HOROVOD, algorithms=tuple(replace(way, launch_seconds=2.5e-3) for way in NCCL.algorithms)
+)
+DLPERF = [
+    (DDP, "resnet50", 128, 354.40, 2719.07, 5307.21, 10632.33),  # PyTorch
+    (DDP, "resnet50", 128, 384.85, 2969.45, 5906.55, 11711.18),  # OneFlow
+    (HOROVOD_019, "resnet50", 128, 362.44, 2721.98, 5099.42, 9514.64),  # TensorFlow 1 with Horovod
+    (NCCL, "resnet50", 128, 321.80, 2458.74, 4849.68, 9418.44),  # TensorFlow 2
+    (DDP, "resnet50", 128, 352.72, 2625.38, 4895.27, 9348.17),  # PaddlePaddle
+    (DDP, "bert", 96, 149.84, 1158.51, 2257.71, 4455.97),  # OneFlow
+    (DDP, "bert", 64, 149.81, 1138.89, 2189.30, 4310.42),  # OneFlow
+    (DDP, "bert", 32, 145.21, 1042.98, 1890.26, 3715.08),  # OneFlow
+    (HOROVOD_019, "bert", 32, 106.80, 806.56, 1090.20, 1923.68),  # TensorFlow 1 with Horovod
+    (DDP, "bert", 96, 136.97, 868.60, 1631.36, 3167.68),  # PaddlePaddle
+    (DDP, "bert", 32, 119.61, 908.85),  # PyTorch
+]
+
+
+def test_a_blind_test_is_too_high_where_it_is_wrong() -> None:
+    """Frameworks differ by 13 points on the same model and machines, and a plan knows the machines.
+
+    20 of 31 figures are predicted within 5 points. The others are below what the plan has: what a framework
+    loses beside its collectives is not known to it.
+    """
+    cluster = known_clusters()["dgx1-v100"]
+    assert cluster.network is not None
+    cluster = replace(cluster, network=replace(cluster.network, bytes_per_second=12.5e9))
+    errors = []
+    for costs, model, batch, alone, *rates in DLPERF:
+        rate = MeasuredRate(device="V100", batch=batch, examples_per_second=alone, source="DLPerf")
+        base = profile_of("resnet50")
+        profile = replace(base, rates=(rate,))
+        if model == "bert":
+            profile = replace(profile, layers=tuple(bert(768, 12)), optimizer_slots=2)
+        for workers, published in zip((8, 16, 32), rates, strict=False):
+            predicted = efficiency(profile, cluster, workers, batch, costs)
+            errors.append(predicted - published / (workers * alone))
+    assert len(errors) == 31
+    assert sum(abs(error) <= 0.05 for error in errors) == 20
+    assert min(errors) > -0.02

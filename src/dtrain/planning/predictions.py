@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from dtrain.collectives.reduction_rules import spare_cores
-from dtrain.errors import ConfigurationError
 from dtrain.planning.calibration import TransportCosts
 from dtrain.planning.cluster import Cluster, WorkerPlacement
 from dtrain.planning.collective_costs import (
@@ -37,7 +36,15 @@ from dtrain.planning.simulator import (
 
 DATA_PARALLEL, FULLY_SHARDED, IN_HOSTS = "data parallel", "fully sharded", "sharded in hosts"
 SERVERS, DILOCO = "parameter servers", "DiLoCo"
-STRATEGIES = (DATA_PARALLEL, FULLY_SHARDED, IN_HOSTS, SERVERS, DILOCO)
+STRATEGIES = {
+    DATA_PARALLEL: 'dtrain.strategy("multi_worker")',
+    FULLY_SHARDED: 'dtrain.strategy("fully_sharded")',
+    IN_HOSTS: 'dtrain.strategy("fully_sharded", within="host")',
+    SERVERS: 'dtrain.strategy("parameter_server")',
+    DILOCO: 'dtrain.strategy("multi_worker", gradient_hook=dtrain.DiLoCo())',
+}
+"""The strategies that a plan compares, and what makes each."""
+
 # Under these, training has the numbers of one device with the same global batch.
 SAME_NUMBERS = (DATA_PARALLEL, FULLY_SHARDED, IN_HOSTS)
 
@@ -54,8 +61,6 @@ class PlanSettings:
         workers: the number of workers, each with a device.
         batches: the examples of a worker's micro-batch, each of which is tried.
         accumulations: micro-batches of an update, likewise.
-        strategies: the strategies to try.
-        transports: the names of the transports to try; empty for all that fit the devices.
         servers: the parameter servers, each on a host of its own; None for one for each host of workers.
         every: the steps of a round of DiLoCo.
         checkpoint_seconds: in which a checkpoint stops the work; None to compute it from the cluster's rate.
@@ -65,8 +70,6 @@ class PlanSettings:
     workers: int
     batches: Sequence[int]
     accumulations: Sequence[int] = (1,)
-    strategies: Sequence[str] = STRATEGIES
-    transports: Sequence[str] = ()
     servers: int | None = None
     every: int = 50
     checkpoint_seconds: float | None = None
@@ -180,13 +183,12 @@ def predictions(
         transports: the costs of the transports, by name.
 
     Raises:
-        ConfigurationError: the profile has no rate of the device, the cluster has no network, or no transport
-            fits the devices.
+        ConfigurationError: the profile has no rate of the device, or workers need hosts without a network.
     """
     made = [
         predicted(profile, cluster, settings, strategy, costs, batch=batch, accumulation=accumulation)
-        for strategy in settings.strategies
-        for costs in _usable(cluster, settings, transports, strategy)
+        for strategy in sensible(cluster, settings.workers)
+        for costs in usable(cluster, transports, strategy)
         for batch in settings.batches
         for accumulation in settings.accumulations
     ]
@@ -223,18 +225,21 @@ def efficiencies(
     ]
 
 
-def _usable(
-    cluster: Cluster, settings: PlanSettings, transports: Mapping[str, TransportCosts], strategy: str
-) -> list[TransportCosts]:
+def sensible(cluster: Cluster, workers: int) -> list[str]:
+    """The strategies to try: what is divided in hosts is divided at all, and servers need a network."""
+    place = cluster.placed(workers)
+    left_out = {
+        IN_HOSTS: place.hosts == 1 or place.per_host == 1,
+        SERVERS: cluster.network is None,
+    }
+    return [strategy for strategy in STRATEGIES if not left_out.get(strategy)]
+
+
+def usable(cluster: Cluster, transports: Mapping[str, TransportCosts], strategy: str) -> list[TransportCosts]:
     """The transports to try: NCCL between accelerators, dtrain's own between processors."""
-    for name in settings.transports:
-        if name not in transports:
-            raise ConfigurationError(
-                f"There is no transport {name!r}.", hint=f"one of {', '.join(transports)}"
-            )
-    names = settings.transports or (["nccl"] if cluster.cores_per_host is None else ["ring", "mpi"])
-    usable = [transports[name] for name in names if name in transports]
-    return usable[:1] if strategy == SERVERS else usable  # TensorFlow's servers have a transport of their own
+    names = ("nccl",) if cluster.cores_per_host is None else ("ring", "mpi")
+    fitting = [transports[name] for name in names]
+    return fitting[:1] if strategy == SERVERS else fitting  # TensorFlow's servers have their own
 
 
 def predicted(
@@ -255,6 +260,9 @@ def predicted(
         costs: the transport.
         batch: the examples of a micro-batch.
         accumulation: the micro-batches of an update.
+
+    Raises:
+        ConfigurationError: as `predictions`.
     """
     place = cluster.placed(settings.workers)
     by_strategy = {SERVERS: _under_servers, DILOCO: _in_rounds}
@@ -462,10 +470,7 @@ def _under_servers(
     del strategy, costs
     computation = profile.step_seconds(cluster.device, batch) * accumulation
     if cluster.network is None:
-        raise ConfigurationError(
-            f"Parameter servers are other hosts, and {cluster.name} has no network.",
-            hint="Add a network to the cluster, or leave this strategy out.",
-        )
+        raise AssertionError("`sensible` leaves servers out")
     rate, size = cluster.network.data_rate, profile.gradient_bytes
     served = size / _servers(settings, place) / rate
     steps = max(_FEWEST_SERVER_STEPS, min(_JITTER_STEPS, _SERVER_EXCHANGES // place.workers))

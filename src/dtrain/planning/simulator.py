@@ -343,8 +343,8 @@ def simulate_servers(
         waited += float((ended - served - came).sum())
         pulls.append(pulled[known])
         pushes.append(ended)
-        pulled[known] = ended + served + fixed
-        arrival[known] = pulled[known] + passes[known] + drawn(len(known))
+        pulled[known] = ended + served
+        arrival[known] = pulled[known] + fixed + passes[known] + drawn(len(known))
         left -= len(known)
     begun, pushed = np.concatenate(pulls), np.concatenate(pushes)
     order = np.sort(pushed)
