@@ -83,7 +83,9 @@ def test_the_parts_of_a_step_make_its_time(capsys: pytest.CaptureFixture[str]) -
         parts = one["computation"] + one["waiting"] + one["communication"]
         assert parts == pytest.approx(one["step_seconds"], rel=1e-6)
         assert one["throughput"] == pytest.approx(512 * 64 / one["step_seconds"], rel=1e-6)
-        assert one["efficiency"] == pytest.approx(one["computation"] / one["step_seconds"], rel=1e-6)
+        alone = 64 / 154  # of one GPU; where weights are divided, so is the update
+        assert one["efficiency"] == pytest.approx(alone / one["step_seconds"], rel=1e-6)
+        assert one["computation"] == pytest.approx(alone, rel=0.01)
         assert one["effective_throughput"] == pytest.approx(one["throughput"] * one["failures"]["goodput"])
         assert one["epoch_cost"] == pytest.approx(one["epoch_seconds"] / 3600 * one["hosts"] * 10)
     by_name = {one["strategy"]: one for one in made}
@@ -154,7 +156,8 @@ def test_a_calibration_takes_the_place_of_the_defaults(
     arguments = [*written(tmp_path, slow=slow), "--workers", "4"]
     made = data(capsys, *arguments, "--calibration", str(tmp_path / "slow.json"))["predictions"]
     times = {one["transport"]: one["communication"] for one in made if one["strategy"] == "data parallel"}
-    assert times["ring"] == pytest.approx(1.5, rel=0.05) and times["mpi"] < 0.1
+    # A barrier, and for each of two groups of vectors the parts and their sums.
+    assert times["ring"] == pytest.approx(2.5, rel=0.05) and times["mpi"] < 0.1
 
 
 def test_batches_and_accumulations_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -150,6 +150,8 @@ def test_buckets_are_those_of_training() -> None:
     assert tensors == [[5], [3], [2], [0], [1]]
     groups = [[2, 3], [0, 1]]
     assert layer_sums([[1, 2], [4], [8]], groups, lambda some: float(sum(some))) == [(1, 12.0), (0, 3.0)]
+    big = [[70_000, 5], [80_000, 7]]  # the small ones go as one vector
+    assert layer_sums(big, [[0, 1, 2, 3]], lambda some: some) == [(0, [12, 70_000, 80_000])]
 
 
 def test_overlap_needs_a_core_more_than_workers() -> None:

@@ -5,7 +5,7 @@ The rules know sizes, workers and cores, and no tensors. Training follows them; 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 LARGE = 64 * 1024  # bytes: a tensor of at least this size is all-reduced without being packed
@@ -19,6 +19,9 @@ WHOLE_WORKERS = 8
 # From this many bytes on, and up to `WHOLE_WORKERS` workers, an all-reduce over MPI exchanges parts, directly
 # from the gradient's memory. MPI's own all-reduce first copies the whole, which takes as long as sending it.
 MPI_PARTS_BYTES = 256 * 1024
+
+# Vectors are exchanged together until they have so many bytes; more would leave the processor's cache.
+TOGETHER_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,20 @@ def in_buckets(sizes: Sequence[int | None], *, bucket: int = BUCKET) -> list[lis
     if bucketed and rest and bucketed[-1][0] < rest[0]:
         rest = sorted([*bucketed.pop(), *rest])
     return [*bucketed, rest] if rest else bucketed
+
+
+def exchanged_together(sizes: Sequence[int]) -> Iterator[slice]:
+    """Splits vectors, in their order, into groups of at least `TOGETHER_BYTES`; the last may be smaller.
+
+    Args:
+        sizes: their bytes.
+    """
+    begin = together = 0
+    for end, size in enumerate(sizes, 1):
+        together += size
+        if together >= TOGETHER_BYTES or end == len(sizes):
+            yield slice(begin, end)
+            begin, together = end, 0
 
 
 def sent_with_barrier(sizes: Sequence[int], workers: int) -> bool:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dtrain.collectives.reduction_rules import mpi_goes_by_parts, sent_with_barrier
+from dtrain.collectives.reduction_rules import exchanged_together, mpi_goes_by_parts, sent_with_barrier
 from dtrain.planning.calibration import CollectiveAlgorithm, TransportCosts
 from dtrain.planning.cluster import WorkerPlacement
 
@@ -123,14 +123,17 @@ def _tree(
 def _parts(
     algorithm: CollectiveAlgorithm, sizes: Sequence[float], place: WorkerPlacement, phases: int
 ) -> tuple[float, float]:
-    """A barrier, and in each phase one message of each worker to each other one."""
+    """A barrier, and in each phase a message of each worker to each other one, for each group of vectors."""
     others, outside = place.workers - 1, place.workers - place.per_host
-    whole = phases == _PHASES and sent_with_barrier([int(size) for size in sizes], place.workers)
-    # A small value goes whole, to all, with the barrier's message.
-    exchanges, part = (1, sum(sizes)) if whole else (1 + phases, sum(sizes) / place.workers)
-    copies = 1 if whole else phases
+    whole_sizes = [int(size) for size in sizes]
+    if phases == _PHASES and sent_with_barrier(whole_sizes, place.workers):
+        # A small value goes whole, to all, with the barrier's message.
+        exchanges, carried = 1, sum(sizes)
+    else:
+        groups = len([*exchanged_together(whole_sizes)])
+        exchanges, carried = 1 + phases * groups, phases * sum(sizes) / place.workers
     farthest = place.network.kind if place.network else place.within.kind
     latency = exchanges * (algorithm.latency[farthest] + others * algorithm.message_seconds)
-    inside = copies * part * (place.per_host - 1) / place.within.data_rate
-    to_network = copies * part * outside * place.per_host / place.network.data_rate if place.network else 0.0
+    inside = carried * (place.per_host - 1) / place.within.data_rate
+    to_network = carried * outside * place.per_host / place.network.data_rate if place.network else 0.0
     return latency, max(inside, to_network)

@@ -272,7 +272,8 @@ def predicted(
     servers = _servers(settings, place) if strategy == SERVERS else 0
     memory = _memory(profile, cluster, strategy, place, batch)
     throughput = times.steps_per_second * batch * accumulation
-    alone = batch * accumulation / times.computation
+    # One device alone computes the whole update, also where many divide it.
+    alone = batch / profile.step_seconds(cluster.device, batch)
     unknown = [*_unknown(profile, cluster)]
     failing_hosts = servers if strategy == SERVERS else place.hosts  # a worker's failure stops no other one
     failures, missing = _failures(profile, cluster, settings, strategy, place, failing_hosts)
@@ -409,11 +410,9 @@ def _synchronous(
     times = simulate_steps(work, slowest)
     seconds = float(times.seconds.mean())
     exposed = float(times.exposed.mean())
-    # One device computes the whole update, also where many divide it.
-    alone = profile.step_seconds(cluster.device, batch) * accumulation
     return _Times(
         seconds=seconds,
-        computation=max(alone, 1e-12),
+        computation=work.computation,
         waiting=float(times.waiting.mean()),
         steps_per_second=place.workers / seconds,
         hidden=max(times.communication - exposed, 0.0),

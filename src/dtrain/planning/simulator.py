@@ -145,14 +145,21 @@ def layer_sums(
     Args:
         gradients: the bytes of the gradients of each layer.
         groups: as `reduction_groups` returns them.
-        seconds: the time of one call, from the bytes of its gradients.
+        seconds: the time of one call, from the bytes of what it sends: small gradients go as one vector.
     """
     layers = [layer for layer, sizes in enumerate(gradients) for _ in sizes]
     sizes = [size for of_layer in gradients for size in of_layer]
     return [
-        (min(layers[number] for number in group), seconds([sizes[number] for number in group]))
+        (min(layers[number] for number in group), seconds(_packed([sizes[number] for number in group])))
         for group in groups
     ]
+
+
+def _packed(sizes: Sequence[int]) -> list[int]:
+    """The bytes of the vectors of one call: the small tensors packed, then each large one."""
+    by_size = reduction_rules.by_size(sizes, [None] * len(sizes))
+    small = [sum(sizes[number] for number in numbers) for numbers in by_size.small]
+    return [*small, *(sizes[number] for number in by_size.large)]
 
 
 def simulate_steps(work: StepWork, slowest: Floats) -> StepTimes:
