@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dtrain.planning.calibration import TransportCosts, transport_costs
-from dtrain.planning.cluster import Cluster, known_clusters
+from dtrain.planning.cluster import Cluster, ClusterLink, known_clusters
 from dtrain.planning.model_profile import LayerProfile, MeasuredRate, ModelProfile, profile_of
 from dtrain.planning.predictions import synchronous_step
 from dtrain.planning.simulator import (
@@ -83,6 +83,51 @@ def test_imagenet_in_one_hour() -> None:
     cluster = replace(cluster, network=replace(cluster.network, bytes_per_second=6.25e9, efficiency=0.941))
     of_256, of_8 = (efficiency("resnet50", cluster, workers, 32, DDP) for workers in (256, 8))
     assert of_256 / of_8 == pytest.approx(0.90, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("gigabits", "overlap", "measured"), [(1, True, 306), (1, False, 364), (10, True, 118), (10, False, 139)]
+)
+def test_steps_of_dtrain_itself(gigabits: float, overlap: bool, measured: float) -> None:
+    """benchmarks/results/overlap.json: two hosts, 30 MB of gradients in layers that wait, so cores are free.
+
+    The inputs are the times of the parts by themselves: 33.4 ms forward, 63.4 backward, of which the first
+    layer has 1.35, and 3.2 for the update, which is counted as a part of the forward pass.
+    """
+    width, step, last = 974, 33.4 + 63.4 + 3.2, 1.35
+    matrix = 4 * width * width
+
+    def layer(name: str, gradients: tuple[int, ...], work: float, backward_work: float) -> LayerProfile:
+        return LayerProfile(
+            name=name,
+            gradients=gradients,
+            work=work,
+            backward_work=backward_work,
+            activation_bytes=None,
+        )
+
+    waiting = [layer(f"waits {i}", (matrix,), 4.6, (63.4 - 2 * last) / 7) for i in range(7)]
+    first = layer("first", (matrix, 4 * width), 0.6, last)
+    profile = ModelProfile(
+        name="overlap",
+        source="",
+        layers=(first, *waiting, layer("last", (40 * width, 40), 0.6, last)),
+        rates=(MeasuredRate(device="core", batch=4, examples_per_second=4000 / step, source=""),),
+        backward_share=63.4 / step,
+    )
+    cluster = Cluster(
+        name="two hosts",
+        source="",
+        device="core",
+        devices_per_host=1,
+        cores_per_host=2,
+        within=ClusterLink(kind="memory", bytes_per_second=5e9, efficiency=1),
+        network=ClusterLink(kind="network", bytes_per_second=gigabits * 1.25e8, efficiency=0.941),
+    )
+    ring = replace(transport_costs()["ring"], overlap=overlap, shares_cores=False)
+    work = synchronous_step(profile, cluster, cluster.placed(2), ring, batch=4)
+    predicted = float(simulate_steps(work, np.ones(1)).seconds[0]) * 1e3
+    assert predicted == pytest.approx(measured, rel=0.15)
 
 
 def bert(width: int, depth: int) -> list[LayerProfile]:

@@ -163,7 +163,8 @@ def test_overlap_needs_a_core_more_than_workers() -> None:
 def test_the_slowest_of_workers_with_exponential_delays_is_the_harmonic_number() -> None:
     slowest = slowest_of(Stragglers(jitter=0.1), 100, 20_000, rng())
     harmonic = sum(1 / i for i in range(1, 101))
-    assert slowest.mean() == pytest.approx(1 + 0.1 * harmonic, rel=0.005)
+    assert slowest.mean() == pytest.approx(1 + 0.1 * (harmonic - 1), rel=0.005)
+    assert slowest_of(Stragglers(jitter=0.1), 1, 20_000, rng()).mean() == pytest.approx(1, rel=0.005)
 
 
 def test_the_slowest_of_normally_distributed_devices() -> None:
@@ -185,7 +186,7 @@ def test_ten_thousand_workers_take_a_thousand_steps() -> None:
     )
     slowest = slowest_of(Stragglers(spread=0.01, jitter=0.01), 10_000, 1000, rng())
     times = simulate_steps(work, slowest)
-    expected = 1 + 0.01 * sum(1 / i for i in range(1, 10_001))  # and somewhat more by the spread
+    expected = 1 + 0.01 * (sum(1 / i for i in range(1, 10_001)) - 1)  # and somewhat more by the spread
     assert times.seconds.shape == (1000,)
     assert 1.5 * expected < times.seconds.mean() < 1.5 * (expected + 0.04) + 0.001
 
@@ -196,7 +197,7 @@ def test_a_round_waits_for_the_sum_of_a_workers_steps() -> None:
     # Delays of single steps nearly cancel in a round: 100 steps wait less than 100 times.
     rounds = simulate_rounds(1.0, 100, 0.0, Stragglers(jitter=0.1), 50, 20, rng())
     each = slowest_of(Stragglers(jitter=0.1), 50, 2000, rng()).mean()
-    assert 110 < rounds.mean() < 100 * each - 10
+    assert 100 < rounds.mean() < 100 + (100 * each - 100) / 5
 
 
 def test_servers_that_are_not_busy_serve_without_waiting() -> None:
@@ -216,7 +217,7 @@ def test_busy_servers_bound_the_rate() -> None:
 def test_one_worker_misses_no_update() -> None:
     steps = simulate_servers(1.0, 0.5, 0.1, Stragglers(jitter=0.1), 1, 200, rng())
     assert steps.staleness == (0.0, 0)
-    assert steps.seconds == pytest.approx(1.6, rel=0.05)
+    assert steps.seconds == pytest.approx(1.5, rel=0.05)
 
 
 def test_fast_workers_do_not_wait_for_slow_ones() -> None:

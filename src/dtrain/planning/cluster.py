@@ -52,7 +52,7 @@ class Cluster:
         memory_bytes_per_second: of a device's own memory; None if not known.
         cores_per_host: processor cores of a host, if the devices are processors; None for accelerators.
         speed_spread: standard deviation of the devices' speed, as a part of the speed; None if not known.
-        step_jitter: mean of a random delay of a worker's step, as a part of the step; None if not known.
+        step_jitter: standard deviation of a worker's steps, as a part of their mean; None if not known.
         price_per_host_hour: in `currency`; None if not known.
         currency: of the price.
         host_hours_to_failure: mean time to failure of a host; None if not known.
@@ -165,7 +165,7 @@ def _cluster(fields: JsonFields) -> Cluster:
         memory_bytes_per_second=fields.number_or_none("memory_bytes_per_second", least=1),
         cores_per_host=None if cores is None else int(cores),
         speed_spread=fields.number_or_none("speed_spread", most=0.3),
-        step_jitter=fields.number_or_none("step_jitter", most=10),
+        step_jitter=fields.number_or_none("step_jitter", most=0.4),
         price_per_host_hour=fields.number_or_none("price_per_host_hour"),
         currency=fields.text("currency", "USD"),
         host_hours_to_failure=fields.number_or_none("host_hours_to_failure", least=1e-6),

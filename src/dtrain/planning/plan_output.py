@@ -199,7 +199,7 @@ def _row(one: Prediction, cluster: Cluster) -> list[str]:
         "-" if one.staleness is None else f"{one.staleness[0]:.0f}",
         f"{one.failures.goodput:.1%}" if one.failures else _UNKNOWN,
         _UNKNOWN if one.epoch_seconds is None else _duration(one.epoch_seconds),
-        _UNKNOWN if one.epoch_cost is None else f"{one.epoch_cost:,.2f} {cluster.currency}",
+        _UNKNOWN if one.epoch_cost is None else f"{_count(one.epoch_cost)} {cluster.currency}",
     ]
 
 

@@ -374,6 +374,10 @@ def synchronous_step(
             for layer in reversed(range(len(gradients)))
         ]
         update /= inside.workers
+    taken = 0.0
+    if costs.shares_cores and place.workers > 1:  # computation, which uses all cores of a worker, loses some
+        cores = max((cluster.cores_per_host or 1) / place.per_host, 1.0)
+        taken = costs.cpu_seconds_per_byte * sum(sizes) / cores
     return StepWork(
         forward=forward,
         backward=backward,
@@ -381,7 +385,7 @@ def synchronous_step(
         gathers=gathers,
         overlap=overlap,
         update=update,
-        taken=costs.cpu_seconds_per_byte * sum(sizes) if costs.shares_cores and place.workers > 1 else 0.0,
+        taken=taken,
         slowdown=costs.slowdown,
         micro_batches=accumulation,
     )

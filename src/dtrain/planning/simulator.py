@@ -30,7 +30,8 @@ class Stragglers:
 
     Attributes:
         spread: standard deviation of the devices' speeds, which stay the same; a part of the mean speed.
-        jitter: mean of the delay of a worker in a step, exponentially distributed; a part of the step.
+        jitter: standard deviation of a worker's steps, by a delay that is exponentially distributed; a part
+            of the mean step, which has the mean delay.
     """
 
     spread: float = 0.0
@@ -55,11 +56,8 @@ class Stragglers:
         rows = max(1, _AT_ONCE // workers)
         for begin in range(0, steps, rows):
             shape = (min(rows, steps - begin), workers)
-            yield (
-                speeds + self.jitter * rng.standard_exponential(shape)
-                if self.jitter
-                else np.tile(speeds, (shape[0], 1))
-            )
+            delays = self.jitter * (rng.standard_exponential(shape) - 1) if self.jitter else np.zeros(shape)
+            yield speeds + delays
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,7 +328,7 @@ def simulate_servers(
             return np.zeros(count)
         return computation * stragglers.jitter * rng.standard_exponential(count)
 
-    passes = computation * speeds
+    passes = computation * (speeds - stragglers.jitter)  # without the delay, which is drawn
     shortest = float(passes.min())
     fixed = max(exchange - 2 * served, 0.0)  # what delays a worker, and no other one
     # Workers do not begin at the same time: after a few steps they would be spread anyway.
