@@ -16,9 +16,10 @@ from dtrain import cli
 from dtrain.errors import ConfigurationError
 from dtrain.planning.calibration import transport_costs
 from dtrain.planning.cluster import known_clusters, read_cluster
+from dtrain.planning.compared_strategies import SAME_NUMBERS, STRATEGIES
 from dtrain.planning.model_profile import known_models, profile_of, read_profile
 from dtrain.planning.plan_output import plot
-from dtrain.planning.predictions import SAME_NUMBERS, STRATEGIES, worker_counts
+from dtrain.planning.predictions import worker_counts
 from refusals import refused
 
 HOROVODS = ("--model", "vgg16", "--cluster", "p100x4-25gbit-roce", "--workers", "512")

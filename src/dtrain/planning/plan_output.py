@@ -12,8 +12,9 @@ from dtrain.base import safe_files
 from dtrain.base.text_table import lines_of
 from dtrain.errors import UnsupportedVersionError
 from dtrain.planning.cluster import Cluster
+from dtrain.planning.compared_strategies import SAME_NUMBERS, STRATEGIES
 from dtrain.planning.model_profile import ModelProfile
-from dtrain.planning.predictions import SAME_NUMBERS, STRATEGIES, Prediction
+from dtrain.planning.predictions import Prediction
 
 _UNKNOWN = "?"
 _HEADS = (

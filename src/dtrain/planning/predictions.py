@@ -21,7 +21,17 @@ from dtrain.planning.collective_costs import (
     hosts_apart,
     one_host,
 )
-from dtrain.planning.goodput import daly_interval, goodput, young_interval
+from dtrain.planning.compared_strategies import (
+    DATA_PARALLEL,
+    DILOCO,
+    FULLY_SHARDED,
+    IN_HOSTS,
+    SAME_NUMBERS,
+    SERVERS,
+    STRATEGIES,
+)
+from dtrain.planning.device_memory import DeviceMemory, device_memory
+from dtrain.planning.job_failures import Failures, job_failures
 from dtrain.planning.model_profile import ModelProfile
 from dtrain.planning.simulator import (
     StepWork,
@@ -33,20 +43,6 @@ from dtrain.planning.simulator import (
     simulate_steps,
     slowest_of,
 )
-
-DATA_PARALLEL, FULLY_SHARDED, IN_HOSTS = "data parallel", "fully sharded", "sharded in hosts"
-SERVERS, DILOCO = "parameter servers", "DiLoCo"
-STRATEGIES = {
-    DATA_PARALLEL: 'dtrain.strategy("multi_worker")',
-    FULLY_SHARDED: 'dtrain.strategy("fully_sharded")',
-    IN_HOSTS: 'dtrain.strategy("fully_sharded", within="host")',
-    SERVERS: 'dtrain.strategy("parameter_server")',
-    DILOCO: 'dtrain.strategy("multi_worker", gradient_hook=dtrain.DiLoCo())',
-}
-"""The strategies that a plan compares, and what makes each."""
-
-# Under these, training has the numbers of one device with the same global batch.
-SAME_NUMBERS = (DATA_PARALLEL, FULLY_SHARDED, IN_HOSTS)
 
 _JITTER_STEPS = 200  # simulated steps, where they differ
 _SERVER_EXCHANGES = 200_000  # simulated steps of all workers together, at most, under parameter servers
@@ -74,50 +70,6 @@ class PlanSettings:
     every: int = 50
     checkpoint_seconds: float | None = None
     seed: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceMemory:
-    """The memory of a device, in bytes.
-
-    Attributes:
-        weights, gradients, optimizer, activations: the parts; None if not known.
-        fits: whether it is enough; None if that is not known.
-    """
-
-    weights: float
-    gradients: float
-    optimizer: float | None
-    activations: float | None
-    fits: bool | None
-
-    @property
-    def known(self) -> float:
-        """The sum of what is known."""
-        return sum(part or 0.0 for part in (self.weights, self.gradients, self.optimizer, self.activations))
-
-    @property
-    def complete(self) -> bool:
-        """Whether all parts are known."""
-        return self.optimizer is not None and self.activations is not None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failures:
-    """What failures leave of the time.
-
-    Attributes:
-        mean_time: the mean time between failures of the job, in seconds.
-        checkpoint: the seconds that a checkpoint stops the work.
-        young, daly: seconds of work between checkpoints, by Young and by Daly; the second is taken.
-        goodput: the part of the time that is work which no failure undoes.
-    """
-
-    mean_time: float
-    checkpoint: float
-    young: float
-    daly: float
-    goodput: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,13 +222,15 @@ def predicted(
         profile, cluster, settings, strategy, costs, place, batch, accumulation
     )
     servers = _servers(settings, place) if strategy == SERVERS else 0
-    memory = _memory(profile, cluster, strategy, place, batch)
+    memory = device_memory(profile, cluster, strategy, place, batch)
     throughput = times.steps_per_second * batch * accumulation
     # One device alone computes the whole update, also where many divide it.
     alone = batch / profile.step_seconds(cluster.device, batch)
     unknown = [*_unknown(profile, cluster)]
     failing_hosts = servers if strategy == SERVERS else place.hosts  # a worker's failure stops no other one
-    failures, missing = _failures(profile, cluster, settings, strategy, place, failing_hosts)
+    failures, missing = job_failures(
+        profile, cluster, strategy, place, failing_hosts, settings.checkpoint_seconds
+    )
     unknown += missing
     hosts = place.hosts + servers
     kept = throughput * (failures.goodput if failures else 1.0)
@@ -495,34 +449,6 @@ def _under_servers(
     )
 
 
-def _memory(
-    profile: ModelProfile, cluster: Cluster, strategy: str, place: WorkerPlacement, batch: int
-) -> DeviceMemory:
-    size, slots = float(profile.gradient_bytes), profile.optimizer_slots
-    optimizer = None if slots is None else size * slots
-    weights = gradients = size
-    if strategy in (FULLY_SHARDED, IN_HOSTS):
-        parts = place.workers if strategy == FULLY_SHARDED else place.per_host
-        # Two layers are whole while one computes and the next is received, and a layer's gradient is.
-        largest = sorted((sum(layer.gradients) for layer in profile.layers), reverse=True)
-        weights = min(size / parts + sum(largest[:2]), size)
-        gradients = min(size / parts + largest[0], size)
-        optimizer = None if optimizer is None else optimizer / parts
-    elif strategy == DILOCO:
-        weights = 2 * size  # and as they were at the round's begin
-        optimizer = None if optimizer is None else optimizer + size  # and the outer optimizer's momentum
-    elif strategy == SERVERS:
-        optimizer = 0.0  # the servers have it
-    activations = None if profile.activation_bytes is None else profile.activation_bytes * batch
-    memory = DeviceMemory(
-        weights=weights, gradients=gradients, optimizer=optimizer, activations=activations, fits=None
-    )
-    if cluster.device_memory is None:
-        return memory
-    fits = memory.known <= cluster.device_memory
-    return replace(memory, fits=fits if memory.complete or not fits else None)
-
-
 def _unknown(profile: ModelProfile, cluster: Cluster) -> list[str]:
     """What the numbers of all strategies leave out."""
     missing: list[tuple[bool, str]] = [
@@ -535,45 +461,6 @@ def _unknown(profile: ModelProfile, cluster: Cluster) -> list[str]:
         (profile.examples_per_epoch is None, "the size of an epoch (examples_per_epoch)"),
     ]
     return [words for absent, words in missing if absent]
-
-
-def _failures(
-    profile: ModelProfile,
-    cluster: Cluster,
-    settings: PlanSettings,
-    strategy: str,
-    place: WorkerPlacement,
-    hosts: int,
-) -> tuple[Failures | None, list[str]]:
-    """Goodput under failures of so many hosts, or what is not known for it."""
-    size, rate = profile.gradient_bytes, cluster.checkpoint_bytes_per_second
-    checkpoint = settings.checkpoint_seconds
-    if checkpoint is None and rate is not None and profile.optimizer_slots is not None:
-        writers = {FULLY_SHARDED: place.hosts, SERVERS: hosts}.get(strategy, 1)
-        checkpoint = size * (1 + profile.optimizer_slots) / rate / writers
-    missing = [
-        words
-        for absent, words in (
-            (
-                cluster.host_hours_to_failure is None,
-                "how often hosts fail (host_hours_to_failure): no goodput",
-            ),
-            (checkpoint is None, "how long a checkpoint takes (checkpoint_bytes_per_second): no goodput"),
-            (cluster.recovery_seconds is None, "how long a recovery takes (recovery_seconds): no goodput"),
-        )
-        if absent
-    ]
-    if cluster.host_hours_to_failure is None or checkpoint is None or cluster.recovery_seconds is None:
-        return None, missing
-    mean_time = cluster.host_hours_to_failure * 3600 / hosts
-    daly = max(daly_interval(checkpoint, mean_time), 1e-3)
-    return Failures(
-        mean_time=mean_time,
-        checkpoint=checkpoint,
-        young=young_interval(checkpoint, mean_time),
-        daly=daly,
-        goodput=goodput(daly, checkpoint, cluster.recovery_seconds, mean_time),
-    ), missing
 
 
 def worker_counts(most: int) -> list[int]:
