@@ -45,6 +45,7 @@ ORDER = (
     "experimental",  # more of them, under TensorFlow's own name for it
     "recipes",
     "bench",
+    "planning",
     "conformance",
     "diagnosis",
     "submit",

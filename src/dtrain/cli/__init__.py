@@ -26,6 +26,7 @@ COMMANDS = {
     "train": "dtrain.cli.train",
     "strategies": "dtrain.cli.strategies",
     "bench": "dtrain.cli.bench",
+    "plan": "dtrain.cli.plan",
     "conformance": "dtrain.cli.conformance",
     "env": "dtrain.cli.env",
     "doctor": "dtrain.cli.doctor",

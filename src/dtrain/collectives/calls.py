@@ -17,11 +17,12 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dtrain.collectives import reduction_rules
 from dtrain.collectives.quantization import Quantization
 from dtrain.errors import DataError, PeerMismatchError
 
@@ -39,16 +40,8 @@ _NAMES = {
 }
 _NARROW = ("float16", "bfloat16")  # sent as they are, summed in float32
 
-# Up to this many bytes and workers, every worker sends its values to all others with the barrier's messages:
-# the cost of a small all-reduce is its number of messages, not of bytes.
-WHOLE_BYTES = 32 * 1024
-WHOLE_WORKERS = 8
-
 ALIGNMENT = 64  # bytes: TensorFlow requires it to use an array without a copy
 _SIZES = 1000  # the number of different array sizes that a pool keeps
-
-# Vectors are exchanged together until they have so many bytes; more would leave the processor's cache.
-_TOGETHER_BYTES = 2**20
 
 Parts = list[np.ndarray | None]
 
@@ -114,7 +107,7 @@ class Calls(abc.ABC):
             values = [np.asarray(value, order="C") for value in values]
             totals = [self._buffers.take(value.shape, value.dtype) for value in values]
             size = sum(value.nbytes for value in values)
-            if len(values) == 1 and 0 < size <= WHOLE_BYTES and self.size <= WHOLE_WORKERS:
+            if reduction_rules.sent_with_barrier([value.nbytes for value in values], self.size):
                 self._sum_of(
                     self._barrier_with(self._in_operation(_SUM), values[0].reshape(-1)), totals[0].reshape(-1)
                 )
@@ -125,7 +118,7 @@ class Calls(abc.ABC):
                 for value, total in zip(values, totals, strict=True)
                 if value.size
             ]
-            for group in _in_groups([vector.value.nbytes for vector in vectors]):
+            for group in reduction_rules.exchanged_together([vector.value.nbytes for vector in vectors]):
                 self._all_reduce(vectors[group])
             return totals
 
@@ -185,7 +178,7 @@ class Calls(abc.ABC):
                 self._buffers.take((of_all[self.rank], *value.shape[1:]), value.dtype)
                 for value, of_all in zip(values, rows, strict=True)
             ]
-            for group in _in_groups([value.nbytes for value in values]):
+            for group in reduction_rules.exchanged_together([value.nbytes for value in values]):
                 self._reduce_scatter(values[group], rows[group], totals[group])
             return totals
 
@@ -481,20 +474,6 @@ def is_narrow(value: np.ndarray) -> bool:
 def raw(value: np.ndarray) -> np.ndarray:
     """A view of the bytes of a contiguous array."""
     return value.reshape(-1).view(np.uint8)
-
-
-def _in_groups(sizes: Sequence[int]) -> Iterator[slice]:
-    """Splits vectors, in their order, into groups of at least `_TOGETHER_BYTES`; the last may be smaller.
-
-    Args:
-        sizes: their bytes.
-    """
-    begin = together = 0
-    for end, size in enumerate(sizes, 1):
-        together += size
-        if together >= _TOGETHER_BYTES or end == len(sizes):
-            yield slice(begin, end)
-            begin, together = end, 0
 
 
 def _parts_of(length: int, size: int) -> list[slice]:

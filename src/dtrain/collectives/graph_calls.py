@@ -16,14 +16,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from dtrain.collectives import reduction_rules
 from dtrain.collectives.calls import Calls, is_narrow
 from dtrain.collectives.quantization import Quantization
 from dtrain.errors import DataError
 from dtrain.partition.shard_groups import ShardGroups
 from dtrain.upstream import array_functions, tensorflow_names, tf_tracing, tf_variables
-
-LARGE = 64 * 1024  # bytes: a tensor of at least this size is all-reduced without being packed
-BUCKET = 4 * 2**20  # bytes: the most of several such tensors that are all-reduced with one barrier
 
 _Launcher: Any = tensorflow_names.LAUNCHER.resolve()
 
@@ -247,32 +245,18 @@ def _texts(lengths: np.ndarray, joined: np.ndarray) -> np.ndarray:
 
 
 def buckets(tensors: Sequence[Any]) -> list[list[int]]:
-    """Which gradients are all-reduced together, so that some are sent while others are still computed.
-
-    Large tensors go in buckets of at most `BUCKET` bytes, or alone. The last tensors come first, because the
-    backward pass computes them first. All small tensors follow, in one group; they join the last bucket if
-    that waits for the first tensor of all anyway, and so save a barrier when nothing is left to overlap with.
+    """Which gradients are all-reduced together; as `reduction_rules.in_buckets`.
 
     Args:
         tensors: the gradients, in the order of the forward pass.
-
-    Returns:
-        The groups in the order of their all-reduces, each a list of numbers of tensors in ascending order.
     """
-    bucketed: list[list[int]] = []
-    groups = TensorGroups(tensors)
-    free = 0
-    for i in reversed(groups.large):
-        size = (tensors[i].shape.num_elements() or BUCKET) * tensors[i].dtype.size
-        if size > free:
-            bucketed.append([])
-            free = BUCKET
-        bucketed[-1].insert(0, i)
-        free -= size
-    rest = sorted({*range(len(tensors))}.difference(groups.large))
-    if bucketed and rest and bucketed[-1][0] < rest[0]:
-        rest = sorted([*bucketed.pop(), *rest])
-    return [*bucketed, rest] if rest else bucketed
+    return reduction_rules.in_buckets([*map(_bytes_of, tensors)])
+
+
+def _bytes_of(tensor: Any) -> int | None:
+    """The bytes of a tensor; None if its shape is not known."""
+    count: int | None = tensor.shape.num_elements()
+    return None if count is None else count * int(tensor.dtype.size)
 
 
 class TensorGroups:
@@ -285,18 +269,9 @@ class TensorGroups:
     """
 
     def __init__(self, tensors: Sequence[Any]) -> None:
-        self.large: list[int] = []
-        self.empty: dict[int, Any] = {}
-        small: dict[Any, list[int]] = {}
-        for i, tensor in enumerate(tensors):
-            count = tensor.shape.num_elements()
-            if count == 0:
-                self.empty[i] = tf.identity(tensor)
-            elif count is None or count * tensor.dtype.size >= LARGE:
-                self.large.append(i)
-            else:
-                small.setdefault(tensor.dtype, []).append(i)
-        self.small = [*small.values()]
+        sizes = reduction_rules.by_size([*map(_bytes_of, tensors)], [tensor.dtype for tensor in tensors])
+        self.large, self.small = sizes.large, sizes.small
+        self.empty: dict[int, Any] = {number: tf.identity(tensors[number]) for number in sizes.empty}
 
 
 class CallLauncher(_Launcher):  # type: ignore[misc]

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from dtrain.collectives.calls import WHOLE_BYTES, WHOLE_WORKERS, Calls, Parts, Vector, is_narrow
+from dtrain.collectives.calls import Calls, Parts, Vector, is_narrow
+from dtrain.collectives.reduction_rules import WHOLE_BYTES, WHOLE_WORKERS, mpi_goes_by_parts
 from dtrain.collectives.transport import Facts, Transport
 from dtrain.environments import mpi_start
 from dtrain.environments.topology import Topology
@@ -23,10 +24,6 @@ from dtrain.process_group import peers
 from dtrain.process_group.value_exchange import exchange
 
 NOT_STARTED = "no MPI starter started the workers"
-
-# From this many bytes on, and up to `WHOLE_WORKERS` workers, an all-reduce exchanges parts, directly from the
-# gradient's memory. MPI's own all-reduce first copies the whole gradient, which takes as long as sending it.
-_PARTS_BYTES = 256 * 1024
 
 # A message in transit arrives within this time, so a worker polls. After it, the worker sleeps instead of
 # yielding: on a busy machine, a process that yields loses its core for a whole time slice of other processes,
@@ -211,10 +208,7 @@ class MPICalls(Calls):
             self._reduce_by_parts(by_parts)
 
     def _goes_by_parts(self, value: np.ndarray) -> bool:
-        # MPI has no sum of 16-bit floats. A small vector is summed in the workers' order, as where it is the
-        # only one of a call: with or without overlap, its sum has the same bits.
-        large, small = value.nbytes >= _PARTS_BYTES, value.nbytes <= WHOLE_BYTES
-        return is_narrow(value) or ((large or small) and self.size <= WHOLE_WORKERS)
+        return mpi_goes_by_parts(value.nbytes, self.size, narrow=is_narrow(value))
 
     def _swap(self, out: Parts, into: Parts) -> None:
         self._swap_all([out], [into])

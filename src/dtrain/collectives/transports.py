@@ -17,6 +17,7 @@ from dtrain.base.log import logger
 from dtrain.collectives.calls import Calls
 from dtrain.collectives.graph_calls import CallLauncher, CallOperations
 from dtrain.collectives.mpi import MPI
+from dtrain.collectives.reduction_rules import spare_cores
 from dtrain.collectives.ring import NCCL, RingLauncher, TensorFlowRing
 from dtrain.collectives.sockets import Sockets
 from dtrain.collectives.transport import Communication, Facts, Transport
@@ -115,11 +116,7 @@ def choose(facts: Sequence[Facts]) -> tuple[str, str]:
 
 
 def overlaps(facts: Sequence[Facts], hosts: Sequence[str]) -> bool:
-    """Whether all workers have a core to communicate on while they compute.
-
-    On one core, a worker that waits for its peers takes the time from its own backward pass, so there all
-    gradients are reduced together, after it. The choice changes no bit: the same arrays are summed, in the
-    same order.
+    """Whether reductions overlap with the backward pass: by `spare_cores`, where the user has not chosen.
 
     Args:
         facts: the facts of all workers, in their order. If the first worker's user has chosen, that counts.
@@ -127,11 +124,7 @@ def overlaps(facts: Sequence[Facts], hosts: Sequence[str]) -> bool:
     """
     if facts[0].overlap is not None:
         return facts[0].overlap
-    for host in {*hosts}:
-        there = [worker_facts for worker_facts, other in zip(facts, hosts, strict=True) if other == host]
-        if len({core for worker_facts in there for core in worker_facts.cores}) <= len(there):
-            return False
-    return True
+    return spare_cores([worker_facts.cores for worker_facts in facts], hosts)
 
 
 def connect(

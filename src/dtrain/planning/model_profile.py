@@ -1,0 +1,226 @@
+"""What a plan knows of a model: the gradients and the work of its layers, and how fast one device trains it.
+
+Profiles come from files of JSON (`read_profile`), or from the known models of the package (`models/`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+from dtrain.errors import ConfigurationError, known_are
+from dtrain.planning.json_fields import JsonFields, read_fields
+
+# A forward pass multiplies by the weights once, a backward pass twice: for gradients of inputs and weights.
+BACKWARD_SHARE = 2 / 3
+
+_MODELS = Path(__file__).parent / "models"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerProfile:
+    """One layer.
+
+    Attributes:
+        name: its name.
+        gradients: the bytes of the gradients of its weights, in the order of the forward pass.
+        work: its part of the forward pass, in any unit that all layers share.
+        backward_work: its part of the backward pass, likewise.
+        activation_bytes: what the backward pass needs of it for each example; None if that is not known.
+    """
+
+    name: str
+    gradients: tuple[int, ...]
+    work: float
+    backward_work: float
+    activation_bytes: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredRate:
+    """How fast one device trains the model, alone.
+
+    Attributes:
+        device: the name of the device.
+        batch: the examples of a step.
+        examples_per_second: of whole steps.
+        source: where the figure comes from.
+    """
+
+    device: str
+    batch: int
+    examples_per_second: float
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelProfile:
+    """A model.
+
+    Attributes:
+        name: its name.
+        source: where the sizes of its layers come from.
+        layers: its layers with weights, in the order of the forward pass.
+        rates: how fast devices train it.
+        backward_share: the part of a step's computation that is the backward pass.
+        optimizer_slots: numbers of optimizer state for each parameter, 2 with Adam; None if not known.
+        examples_per_epoch: the examples of an epoch; None if not known.
+    """
+
+    name: str
+    source: str
+    layers: tuple[LayerProfile, ...]
+    rates: tuple[MeasuredRate, ...]
+    backward_share: float = BACKWARD_SHARE
+    optimizer_slots: float | None = None
+    examples_per_epoch: int | None = None
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The bytes of all gradients, as many as those of the parameters."""
+        return sum(map(sum, (layer.gradients for layer in self.layers)))
+
+    @property
+    def activation_bytes(self) -> float | None:
+        """The bytes of activations of one example; None if they are not known of some layer."""
+        of_layers = [layer.activation_bytes for layer in self.layers]
+        known = [size for size in of_layers if size is not None]
+        return sum(known) if len(known) == len(of_layers) else None
+
+    def step_seconds(self, device: str, batch: int) -> float:
+        """The seconds that one device computes for a step.
+
+        Between two measured batch sizes, and beyond them, the time is a straight line; with one measured size
+        it is proportional to the batch.
+
+        Args:
+            device: the name of the device.
+            batch: the examples of the step.
+
+        Raises:
+            ConfigurationError: no rate of this device is known.
+        """
+        rates = sorted((rate for rate in self.rates if rate.device == device), key=lambda rate: rate.batch)
+        if not rates:
+            devices = sorted({rate.device for rate in self.rates})
+            raise ConfigurationError(
+                f"The profile {self.name} does not say how fast a {device} trains it.",
+                hint=f"Add the rate of one {device} to its rates. It has those of {', '.join(devices)}.",
+            )
+        times = [(rate.batch, rate.batch / rate.examples_per_second) for rate in rates]
+        if len(times) == 1:
+            return times[0][1] * batch / times[0][0]
+        below, above = next(
+            (pair for pair in itertools.pairwise(times) if batch <= pair[1][0]), (times[-2], times[-1])
+        )
+        slope = (above[1] - below[1]) / (above[0] - below[0])
+        seconds = below[1] + slope * (batch - below[0])
+        return seconds if seconds > 0 else below[1] * batch / below[0]
+
+    def update_seconds(self, memory_bytes_per_second: float | None) -> float:
+        """The seconds of the optimizer's update, which reads and writes memory and computes little.
+
+        It reads gradients, weights and its state, and writes weights and state. Without the rate of the
+        memory, or the size of the state, it is counted as part of the passes: 0.
+        """
+        if memory_bytes_per_second is None or self.optimizer_slots is None:
+            return 0.0
+        return self.gradient_bytes * (3 + 2 * self.optimizer_slots) / memory_bytes_per_second
+
+    def layer_seconds(self, device: str, batch: int, update: float = 0.0) -> tuple[list[float], list[float]]:
+        """The seconds of each layer's forward and backward pass, in the order of the forward pass.
+
+        Args:
+            device, batch: as for `step_seconds`.
+            update: the seconds of the measured step that are the update's; at most half of it is.
+        """
+        whole = self.step_seconds(device, batch)
+        seconds = whole - min(update, whole / 2)
+        shares = (1 - self.backward_share, self.backward_share)
+        forward, backward = (
+            [seconds * share * work / sum(of_all) for work in of_all]
+            for share, of_all in zip(
+                shares,
+                ([layer.work for layer in self.layers], [layer.backward_work for layer in self.layers]),
+                strict=True,
+            )
+        )
+        return forward, backward
+
+
+def known_models() -> list[str]:
+    """The names of the models that the package knows."""
+    return sorted(path.stem for path in _MODELS.glob("*.json"))
+
+
+def profile_of(name: str) -> ModelProfile:
+    """The profile of a known model, or of a file.
+
+    Raises:
+        ConfigurationError: there is neither, or the file is no profile.
+    """
+    if name in known_models():
+        return read_profile(_MODELS / f"{name}.json")
+    if not name.endswith(".json") and not Path(name).exists():
+        raise ConfigurationError(
+            f"There is no model {name!r}.",
+            hint=f"Give a file, or a known model. {known_are(known_models(), name)}",
+        )
+    return read_profile(Path(name))
+
+
+def read_profile(path: Path) -> ModelProfile:
+    """Reads a profile.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or is no profile.
+    """
+    fields = read_fields(path)
+    epoch = fields.number_or_none("examples_per_epoch", least=1)
+    profile = ModelProfile(
+        name=fields.text("name"),
+        source=fields.text("source", ""),
+        layers=tuple(_layer(entry) for entry in fields.objects("layers")),
+        rates=tuple(_rate(entry) for entry in fields.objects("rates")),
+        backward_share=fields.number("backward_share", BACKWARD_SHARE, least=0, most=1),
+        optimizer_slots=fields.number_or_none("optimizer_slots", most=100),
+        examples_per_epoch=None if epoch is None else int(epoch),
+    )
+    fields.check_all_taken()
+    for name in ("work", "backward_work"):
+        if not sum(getattr(layer, name) for layer in profile.layers):
+            raise ConfigurationError(
+                f"{fields.place}: no layer has any {name}.", hint=f"Write the {name} of each layer."
+            )
+    measured = [(rate.device, rate.batch) for rate in profile.rates]
+    if len({*measured}) < len(measured):
+        raise ConfigurationError(
+            f"{fields.place} has two rates of one device at one batch size.", hint="Keep one of them."
+        )
+    return profile
+
+
+def _layer(fields: JsonFields) -> LayerProfile:
+    gradients = fields.numbers("gradients")
+    work = fields.number("work")
+    layer = LayerProfile(
+        name=fields.text("name"),
+        gradients=tuple(int(size) for size in gradients),
+        work=work,
+        backward_work=fields.number("backward_work", work),
+        activation_bytes=fields.number_or_none("activation_bytes"),
+    )
+    fields.check_all_taken()
+    return layer
+
+
+def _rate(fields: JsonFields) -> MeasuredRate:
+    rate = MeasuredRate(
+        device=fields.text("device"),
+        batch=fields.whole("batch", least=1),
+        examples_per_second=fields.number("examples_per_second", least=1e-9),
+        source=fields.text("source", ""),
+    )
+    fields.check_all_taken()
+    return rate
