@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from dtrain.monitor.goodput import KINDS
 from dtrain.monitor.report import markup
 from dtrain.monitor.report.charts import COLOURS
 from dtrain.telemetry.events import PARTS
@@ -27,9 +29,11 @@ def test_every_file_is_packaged() -> None:
     }
 
 
-@pytest.mark.parametrize("name", [*(f".p-{part}" for part in PARTS), *(f".s{n}" for n in range(COLOURS))])
+@pytest.mark.parametrize(
+    "name", [*(f".p-{part}" for part in sorted({*PARTS, *KINDS})), *(f".s{n}" for n in range(COLOURS))]
+)
 def test_each_part_and_each_curve_has_its_colour(name: str) -> None:
-    assert f"{name}{{" in markup.source("page.css")
+    assert re.search(rf"{re.escape(name)}[,{{]", markup.source("page.css"))
 
 
 def test_what_is_put_into_a_template_is_escaped_and_clean() -> None:

@@ -17,7 +17,7 @@ from dtrain.planning.collective_costs import (
     hosts_apart,
     one_host,
 )
-from dtrain.planning.goodput import daly_interval, goodput, young_interval
+from dtrain.planning.failures import daly_interval, goodput, young_interval
 from dtrain.planning.simulator import (
     StepWork,
     Stragglers,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dtrain.planning.cluster import Cluster, WorkerPlacement
 from dtrain.planning.compared_strategies import FULLY_SHARDED, SERVERS
-from dtrain.planning.goodput import daly_interval, goodput, young_interval
+from dtrain.planning.failures import daly_interval, goodput, young_interval
 from dtrain.planning.model_profile import ModelProfile
 
 
