@@ -35,22 +35,9 @@ LIMIT = 900.0  # seconds for one job
 def worker(way: str, steps: int, output: str) -> None:
     """Trains, and writes what the first worker has measured."""
     import keras
+    import sent_bytes
 
     import dtrain
-    from dtrain.collectives.calls import Calls
-    from dtrain.collectives.sockets import SocketCalls
-
-    sent: list[int] = []  # by call
-    swap_all, barrier = SocketCalls._swap_all, Calls._barrier
-
-    def counted(calls: Any, out: Any, into: Any) -> None:
-        if sent:
-            sent[-1] += sum(part.nbytes for parts in out for part in parts if part is not None)
-        swap_all(calls, out, into)
-
-    def begun(calls: Any, kind: int, size: int) -> None:
-        sent.append(0)
-        barrier(calls, kind, size)
 
     asked = WAYS[way]
     hook = None if asked is None else dtrain.DiLoCo(EVERY, **asked)
@@ -62,17 +49,17 @@ def worker(way: str, steps: int, output: str) -> None:
     warm = 2 * BATCH * (2 if asked is None else EVERY)
     if steps != LOSS_STEPS:
         model.fit(x[:warm], y[:warm], batch_size=2 * BATCH, verbose=0)
-    SocketCalls._swap_all, Calls._barrier = counted, begun  # type: ignore[method-assign]
-    start = time.perf_counter()
-    losses = model.fit(x, y, batch_size=2 * BATCH, shuffle=False, verbose=0).history["loss"]
-    seconds = time.perf_counter() - start
+    with sent_bytes.counted() as calls:
+        start = time.perf_counter()
+        losses = model.fit(x, y, batch_size=2 * BATCH, shuffle=False, verbose=0).history["loss"]
+        seconds = time.perf_counter() - start
     if dtrain.is_chief():
         measured = {
             "examples a second": 2 * BATCH * steps / seconds,
             "loss": float(model.evaluate(x, y, batch_size=2 * BATCH, verbose=0)),
             "training loss": losses[-1],
-            "bytes a step": sum(sent) / steps,
-            "most bytes of a call": max(sent),
+            "bytes a step": sum(calls) / steps,
+            "most bytes of a call": max(calls),
         }
     else:
         model.evaluate(x, y, batch_size=2 * BATCH, verbose=0)
