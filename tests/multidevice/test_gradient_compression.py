@@ -73,8 +73,10 @@ def own_loop(strategy: Any, *, traced: bool) -> Any:
     return made
 
 
-@pytest.mark.parametrize("name", HOOKS)
-@pytest.mark.parametrize("way", ["fit", "own loop", "eager loop"])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [*((name, "fit") for name in HOOKS), ("PowerSGD of rank 1", "own loop"), ("top-k", "eager loop")],
+)
 def test_it_is_the_algorithm_that_is_written_by_hand(name: str, way: str) -> None:
     hook, hand = HOOKS[name]
     right = by_hand(model, inner(), hand(), X, Y, batch=8, epochs=3, replicas=2)

@@ -5,7 +5,7 @@ When the copies are averaged is decided in `weight_averages.py`. It implements `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,6 @@ from dtrain.engine.replica.context import local_update
 from dtrain.engine.replica.gradient_marks import GradientMarks
 from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.step.partitioned_steps import (
-    DividedFunction,
     PartitionedProgram,
     copies_of,
     leaves_there,
@@ -49,7 +48,7 @@ class OwnSteps(PartitionedProgram):
             lambda returned: self._communication.sums(returned, nested=False)
         )
         self._alone = replace(layout, workers=1, worker=0)
-        self._own_results: DividedFunction | None = None
+        self._result_functions: dict[str, Callable[[], Any]] = {}
 
     def prepare(self, spec: Any, phase: str | None, *, filled: bool = False) -> bool:
         """As `Program.prepare`: traces the step once, for any number of rows."""
@@ -60,7 +59,7 @@ class OwnSteps(PartitionedProgram):
             self._own = traced_as_one_device(self._stock_step, spec, strategy, compiled=self.compiled)
         check_metrics(self._model, self._layout)  # the trace may have made some
         self._divide_results()
-        self._own_results = None
+        self._result_functions.clear()
         return False
 
     def run(self, parts: Sequence[Any], sizes: Any, phase: str | None = None) -> tuple[Any, Any]:
@@ -88,16 +87,18 @@ class OwnSteps(PartitionedProgram):
 
     def results(self) -> Any:
         """As `Program.results`, also outside of a traced function."""
-        return tf_tracing.made_for_each_model(super().results)()
+        if "all" not in self._result_functions:
+            self._result_functions["all"] = tf_tracing.made_for_each_model(super().results)
+        return self._result_functions["all"]()
 
     def own_results(self) -> Any:
         """As `Program.own_results`."""
         if self._layout.workers == 1:
             return self.results()
-        if self._own_results is None:
-            self._own_results = self._divided(lambda _: self._model.get_metrics_result(), None, self._alone)
-        own = self._own_results
-        return tf_tracing.made_for_each_model(lambda: own([]))()
+        if "own" not in self._result_functions:
+            own = self._divided(lambda _: self._model.get_metrics_result(), None, self._alone)
+            self._result_functions["own"] = tf_tracing.made_for_each_model(lambda: own([]))
+        return self._result_functions["own"]()
 
     def _eagerly(self, batches: list[Any], sizes: tf.Tensor) -> list[Any]:
         """What the step returns on each replica of this process; zeros for one without rows.
