@@ -169,6 +169,15 @@ def test_batches_and_accumulations_are_compared(tmp_path: Path, capsys: pytest.C
     assert (parallel[0]["batch"], parallel[0]["accumulation"]) == (10, 4)  # it communicates most seldom
 
 
+def test_a_job_that_fails_too_often_makes_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    often = ("--host-hours-to-failure", "1e-6", "--checkpoint-seconds", "1e18", "--recovery-seconds", "1e18")
+    text = plan(capsys, *HOROVODS, *often, "--price", "1e18")
+    assert "0 examples/s" in text and "makes no progress" in text
+    made = data(capsys, *HOROVODS, *often)["predictions"]
+    assert {one["effective_throughput"] for one in made} == {0}
+    assert {one["epoch_seconds"] for one in made} == {None}
+
+
 def test_one_worker_communicates_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = data(capsys, *written(tmp_path), "--workers", "1")["predictions"]
     first = made[0]
@@ -337,10 +346,14 @@ def test_a_calibration_that_cannot_be_used_is_refused_by_its_field(
         (("--cluster", "p100x4"), "p100x4-25gbit-roce"),
         (("--cluster", "dgx1-v100"), "V100"),
         (("--workers", "200000"), "200,000"),
+        (("--accumulation", "2", "--accumulation", "1001"), "1,001"),
+        (("--price", "1e308"), "1e308"),
+        (("--recovery-seconds", "nan"), "nan"),
+        (("--host-hours-to-failure", "1e-300"), "1e-300"),
     ],
 )
 def test_arguments_that_cannot_be_used(
-    arguments: tuple[str, str], named: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["plan", *HOROVODS, *arguments]) == 2
     assert named in capsys.readouterr().err

@@ -69,9 +69,11 @@ def reason(made: Sequence[Prediction]) -> str:
     ]
     if lost > 0.005:
         sentences.append(f"Most of what is lost is {largest}: {_seconds(parts[largest])} of a step.")
+    if not best.effective_throughput:
+        sentences.append("It makes no progress: it fails before it reaches a checkpoint.")
     same = [one for one in made[1:] if one.strategy in SAME_NUMBERS and one.memory.fits is not False]
     other = next((one for one in same if one.strategy != best.strategy), None)
-    if best.strategy in SAME_NUMBERS and other is not None:
+    if best.strategy in SAME_NUMBERS and other is not None and other.effective_throughput:
         ratio = best.effective_throughput / other.effective_throughput
         sentences.append(f"It is {ratio:.2f} times as fast as {other.strategy}, with the same numbers.")
     faster = max(
@@ -80,9 +82,11 @@ def reason(made: Sequence[Prediction]) -> str:
         default=best,
     )
     if faster.effective_throughput > _FASTER * best.effective_throughput:
-        ratio = faster.effective_throughput / best.effective_throughput
+        times = "faster"
+        if best.effective_throughput:
+            times = f"{faster.effective_throughput / best.effective_throughput:.2f} times as fast"
         sentences.append(
-            f"{faster.strategy} would be {ratio:.2f} times as fast, but the model would learn otherwise: its "
+            f"{faster.strategy} would be {times}, but the model would learn otherwise: its "
             "numbers are not those of one device."
         )
     elif best.strategy not in SAME_NUMBERS:
