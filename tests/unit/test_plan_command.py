@@ -322,7 +322,9 @@ def test_a_cluster_that_cannot_be_used_is_refused_by_its_field(
     ("where", "value", "named"),
     [
         ("algorithms.0.shape", "star", "shape"),
-        ("algorithms.0.latency", {"pcie": 1}, "network"),
+        ("algorithms.0.latency", {"nvlink": 1, "pcie": 1, "memory": 1}, "network"),
+        ("algorithms.0.latency.ethernet", 1, "ethernet"),
+        ("name", "rings", "'ring'"),
         ("algorithms.0.largest", 5, "largest"),
         ("shares_cores", 1, "shares_cores"),
     ],

@@ -104,6 +104,10 @@ def test_mpi_goes_by_parts_or_by_its_own_ring_as_training_does() -> None:
     for workers, size, shape in ((4, MIB, "parts"), (4, 100 << 10, "ring"), (16, MIB, "ring")):
         place = placed(workers, 1)
         assert all_reduce_seconds([size], place, mpi) == all_reduce_seconds([size], place, by_shape[shape])
+    # A calibration may know one of the two only.
+    (parts,) = (way for way in mpi.algorithms if way.shape == "parts")
+    alone = replace(mpi, algorithms=(parts,))
+    assert all_reduce_seconds([100 << 10], placed(4, 1), alone) > 1e-4
 
 
 def test_processor_time_counts_where_it_is_longer_than_the_sending() -> None:
