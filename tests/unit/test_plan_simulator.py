@@ -23,7 +23,6 @@ from dtrain.planning.simulator import (
     Stragglers,
     layer_sums,
     reduction_groups,
-    simulate_failures,
     simulate_rounds,
     simulate_servers,
     simulate_steps,
@@ -204,6 +203,11 @@ def test_a_round_waits_for_the_sum_of_a_workers_steps() -> None:
     assert 100 < rounds.mean() < 100 + (100 * each - 100) / 5
 
 
+def test_a_round_may_have_any_number_of_steps() -> None:
+    rounds = simulate_rounds(1.0, 10**12, 0.0, Stragglers(jitter=0.1), 50, 4, rng())
+    assert rounds.mean() == pytest.approx(1e12, rel=1e-4)
+
+
 def test_servers_that_are_not_busy_serve_without_waiting() -> None:
     steps = simulate_servers(1.0, 0.0, 0.0, Stragglers(), 8, 50, rng())
     assert steps.seconds == pytest.approx(1.0, rel=0.01)
@@ -240,6 +244,44 @@ def test_intervals_of_young_and_daly() -> None:
     assert goodput(daly_interval(200, 3600), 200, 60, 3600) == pytest.approx(max(exact), rel=1e-4)
     assert goodput(100, 25, 60, math.inf) == pytest.approx(0.8)
     assert goodput(100, 25, 1e9, 1.0) == 0
+
+
+def simulate_failures(
+    work: float,
+    interval: float,
+    checkpoint: float,
+    recovery: float,
+    mean_time: float,
+    rng: np.random.Generator,
+) -> float:
+    """The seconds that a job takes which fails at random times, and resumes from its last checkpoint.
+
+    Args:
+        work: the seconds that it would take without checkpoints and failures.
+        interval: seconds of work between two checkpoints.
+        checkpoint: the seconds that a checkpoint stops the work.
+        recovery: the seconds from a failure until the work goes on.
+        mean_time: the mean time between failures of the job; `math.inf` for none.
+        rng: the random numbers.
+    """
+    now, done = 0.0, 0.0
+    next_failure = _next_failure(0.0, mean_time, rng)
+    while done < work:
+        segment = min(interval, work - done)
+        end = now + segment + (checkpoint if done + segment < work else 0.0)
+        if end <= next_failure:
+            now, done = end, done + segment
+            continue
+        now = next_failure + recovery  # failures during a recovery begin it again
+        next_failure = _next_failure(next_failure, mean_time, rng)
+        while next_failure < now:
+            now = next_failure + recovery
+            next_failure = _next_failure(next_failure, mean_time, rng)
+    return now
+
+
+def _next_failure(now: float, mean_time: float, rng: np.random.Generator) -> float:
+    return math.inf if math.isinf(mean_time) else now + float(rng.exponential(mean_time))
 
 
 def test_simulated_failures_agree_with_the_closed_form() -> None:

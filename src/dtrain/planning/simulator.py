@@ -1,4 +1,4 @@
-"""Simulates steps of many workers by events: passes, buckets, gathers, stragglers, rounds and failures.
+"""Simulates steps of many workers by events: passes, buckets, gathers, stragglers and rounds.
 
 Workers that wait for each other in each collective follow the slowest of them. So one timeline of a step
 serves all of them, and NumPy computes it for many steps at once, from how slow the slowest worker is in each.
@@ -8,7 +8,7 @@ whether during the backward pass, is decided by the functions that decide it in 
 
 from __future__ import annotations
 
-import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
@@ -212,7 +212,7 @@ class _Timeline:
         computed = float(sum(work.backward))
         taken = work.taken / computed if reduced and work.overlap and computed else 0.0
         layers = [(layer, seconds * (1 + taken)) for layer, seconds in layers]
-        waiting = list(work.sums) if reduced else []
+        waiting = deque(work.sums if reduced else ())
         if not work.overlap:
             self._passes(layers)
             for _, seconds in waiting:
@@ -222,10 +222,10 @@ class _Timeline:
         self._passes(layers, waiting)
 
     def _passes(
-        self, layers: Sequence[tuple[int, float]], sums: list[tuple[int, float]] | None = None
+        self, layers: Sequence[tuple[int, float]], sums: deque[tuple[int, float]] | None = None
     ) -> None:
         """Passes layers in this order; begins each sum once the layer that it waits for is done."""
-        gathers, sums = self._work.gathers, sums or []
+        gathers, sums = self._work.gathers, sums or deque()
         if gathers:
             self._send(gathers[layers[0][0]])
         for place, (layer, seconds) in enumerate(layers):
@@ -237,7 +237,7 @@ class _Timeline:
                     self._send(gathers[following], begun)
             self.computed = begun + seconds * self._slowest
             while sums and sums[0][0] >= layer:
-                self._send(sums.pop(0)[1])
+                self._send(sums.popleft()[1])
             if gathers and not self._work.overlap and place + 1 < len(layers):
                 self._send(gathers[layers[place + 1][0]])
 
@@ -274,11 +274,10 @@ def simulate_rounds(
     Returns:
         The seconds of each round.
     """
-    longest = np.empty(rounds)
-    for number in range(rounds):
-        total = sum(some.sum(axis=0) for some in stragglers.factors(workers, every, rng))
-        longest[number] = np.max(total)
-    return longest * step_seconds + sum_seconds
+    # The sum of so many exponential delays has a gamma distribution.
+    delays = rng.standard_gamma(every, (rounds, workers)) - every if stragglers.jitter else 0.0
+    computed = every * stragglers.speeds(workers) + stragglers.jitter * delays
+    return np.broadcast_to(computed, (rounds, workers)).max(axis=1) * step_seconds + sum_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,15 +328,15 @@ def simulate_servers(
         return computation * stragglers.jitter * rng.standard_exponential(count)
 
     passes = computation * (speeds - stragglers.jitter)  # without the delay, which is drawn
-    shortest = float(passes.min())
     fixed = max(exchange - 2 * served, 0.0)  # what delays a worker, and no other one
+    shortest = 2 * served + fixed + float(passes.min())  # from the start of an exchange to the next arrival
     # Workers do not begin at the same time: after a few steps they would be spread anyway.
     arrival = passes + drawn(workers) + rng.uniform(0, computation + exchange, workers)
     pulled = np.zeros(workers)
     pulls, pushes = list[Floats](), list[Floats]()
     left, free, waited = workers * steps, 0.0, 0.0
     while left > 0:
-        horizon = max(free, float(arrival.min())) + served + shortest
+        horizon = max(free, float(arrival.min())) + shortest
         known = np.flatnonzero(arrival <= horizon)
         known = known[np.argsort(arrival[known], kind="stable")]
         came = arrival[known]
@@ -363,41 +362,3 @@ def simulate_servers(
         waiting=waited / len(pushed),
         staleness=(float(settled.mean()), int(settled.max())),
     )
-
-
-def simulate_failures(
-    work: float,
-    interval: float,
-    checkpoint: float,
-    recovery: float,
-    mean_time: float,
-    rng: np.random.Generator,
-) -> float:
-    """The seconds that a job takes which fails at random times, and resumes from its last checkpoint.
-
-    Args:
-        work: the seconds that it would take without checkpoints and failures.
-        interval: seconds of work between two checkpoints.
-        checkpoint: the seconds that a checkpoint stops the work.
-        recovery: the seconds from a failure until the work goes on.
-        mean_time: the mean time between failures of the job; `math.inf` for none.
-        rng: the random numbers.
-    """
-    now, done = 0.0, 0.0
-    next_failure = _next_failure(0.0, mean_time, rng)
-    while done < work:
-        segment = min(interval, work - done)
-        end = now + segment + (checkpoint if done + segment < work else 0.0)
-        if end <= next_failure:
-            now, done = end, done + segment
-            continue
-        now = next_failure + recovery  # failures during a recovery begin it again
-        next_failure = _next_failure(next_failure, mean_time, rng)
-        while next_failure < now:
-            now = next_failure + recovery
-            next_failure = _next_failure(next_failure, mean_time, rng)
-    return now
-
-
-def _next_failure(now: float, mean_time: float, rng: np.random.Generator) -> float:
-    return math.inf if math.isinf(mean_time) else now + float(rng.exponential(mean_time))
