@@ -79,7 +79,10 @@ def test_the_table_has_every_strategy_and_the_best_first(capsys: pytest.CaptureF
 
 
 def test_the_parts_of_a_step_make_its_time(capsys: pytest.CaptureFixture[str]) -> None:
-    made = data(capsys, *HOROVODS, *FAILURES, "--price", "10")["predictions"]
+    whole = data(capsys, *HOROVODS, *FAILURES, "--price", "10")
+    made = whole["predictions"]
+    assert [transport["name"] for transport in whole["transports"]] == ["nccl"]
+    assert whole["transports"][0]["source"] and whole["transports"][0]["algorithms"]
     for one in made:
         parts = one["computation"] + one["waiting"] + one["communication"]
         assert parts == pytest.approx(one["step_seconds"], rel=1e-6)
@@ -197,6 +200,11 @@ def test_the_plot_is_a_png_of_1280_pixels(tmp_path: Path, capsys: pytest.Capture
     assert png.startswith(b"\x89PNG") and int.from_bytes(png[16:20]) == 1280
     assert worker_counts(10_000) == [*(2**power for power in range(14)), 10_000]
     assert (worker_counts(1), worker_counts(8)) == ([1], [1, 2, 4, 8])
+
+
+def test_a_name_in_the_plot_may_have_dollar_signs(tmp_path: Path) -> None:
+    plot({"a": [1.0, 0.5]}, [1, 2], tmp_path / "plot.png", title=r"$\nothing$ on $")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_plot_needs_matplotlib_and_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         _plot(Path(args.plot), profile, cluster, settings, costs)
     if args.json:
-        print(json.dumps(as_data(profile, cluster, settings, made), indent=2, allow_nan=False))
+        print(json.dumps(as_data(profile, cluster, settings, costs, made), indent=2, allow_nan=False))
         return 0
     print(as_text(profile, cluster, made, width=shutil.get_terminal_size((120, 24)).columns))
     return 0
