@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 import dtrain
 from diloco_by_hand import by_hand
-from dtrain.engine.synchronisation.outer_steps import fragments_of
+from dtrain.engine.synchronisation.outer_steps import OuterSteps, fragments_of
 from dtrain.errors import ConfigurationError
 from dtrain.gradient_hooks.local_sgd import LocalSGD
 from refusals import refused
@@ -114,11 +115,59 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
             np.testing.assert_array_equal(part, right)
 
 
+def test_weights_that_become_trainable_are_moved_too() -> None:
+    weights = []
+    for hook in (dtrain.DiLoCo(2, outer=keras.optimizers.SGD(1.0)), LocalSGD(2)):
+        made = compiled(strategy_of(2, hook))
+        for trainable in (False, True):
+            made.layers[0].trainable = trainable
+            with made.distribute_strategy.scope():
+                made.compile(keras.optimizers.SGD(0.1), "mse")
+            made.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+        weights.append(made.get_weights())
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+def moved_by_hand(made: Any, workers: int = 1) -> OuterSteps:
+    """The outer steps of a model, after whose opening each weight is changed as steps would do it."""
+    steps = OuterSteps(made, replace(made.distribute_strategy.dtrain_managed.layout, workers=workers), [])
+    steps.open()
+    made.set_weights([weight + 1 for weight in made.get_weights()])
+    return steps
+
+
+def test_an_outer_step_is_forgotten_if_an_error_came_before_its_end() -> None:
+    made = compiled(strategy_of(2, dtrain.DiLoCo(6, overlap=2)))
+    interrupted = moved_by_hand(made, workers=2)
+    interrupted.note(6)
+    interrupted.abandon()  # of several workers none can move alone
+    before = made.get_weights()
+    again = OuterSteps(made, made.distribute_strategy.dtrain_managed.layout, [])
+    again.open()
+    assert again.next_run(100) == (None, 6)
+    again.note(6)
+    again.note(2)
+    for one, other in zip(made.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_steps_are_counted_anew_once_all_have_moved() -> None:
+    steps = moved_by_hand(compiled(strategy_of(2, dtrain.DiLoCo(6))))
+    steps.note(4)
+    assert steps.next_run(100) == (None, 2)
+    steps.close()
+    assert steps.savable
+    assert steps.next_run(100) == (None, 6)
+
+
 def test_what_cannot_be_is_refused() -> None:
     with refused(ConfigurationError, "not an optimizer of Keras", outer="nesterov"):
         dtrain.DiLoCo(outer="nesterov")
     with refused(ConfigurationError, "less than every / fragments", every=9, fragments=3, overlap=3):
         dtrain.DiLoCo(9, fragments=3, overlap=3)
+    with refused(ConfigurationError, "at most `every` fragments", every=2, fragments=3):
+        dtrain.DiLoCo(2, fragments=3)
     with refused(ConfigurationError, "int8, int4", compress="int2"):
         dtrain.DiLoCo(compress="int2")
     with pytest.raises(ConfigurationError, match="every is 0"):

@@ -83,7 +83,7 @@ class WeightAverages(LocalState):
         """After an error: one worker averages; several cannot, because the others may not come."""
         if self._layout.workers == 1:
             self.close()
-        elif self._since:
+        elif not self.savable:
             logger.warning("fit ended while replicas trained alone: each worker has weights of its own.")
 
     def _average(self) -> Callable[[], Any]:
