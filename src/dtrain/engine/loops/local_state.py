@@ -1,6 +1,7 @@
 """What each replica of a `fit` holds by itself for some steps: what the loop over the steps asks of it.
 
-It is implemented in `engine/synchronisation/`, in `accumulation.py` and `weight_averages.py`.
+It is implemented in `engine/synchronisation/`: `accumulation.py`, `weight_averages.py`, `outer_steps.py` and
+`steps_without_hook.py`.
 """
 
 from __future__ import annotations
