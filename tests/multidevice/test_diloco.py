@@ -13,6 +13,7 @@ import pytest
 
 import dtrain
 from diloco_by_hand import by_hand
+from dtrain.engine.step import xla_rule
 from dtrain.engine.synchronisation.outer_steps import OuterSteps, fragments_of
 from dtrain.errors import ConfigurationError
 from dtrain.gradient_hooks.local_sgd import LocalSGD
@@ -51,6 +52,17 @@ def compiled(strategy: Any, optimizer: Callable[[], Any] = inner) -> Any:
 def test_it_is_the_algorithm_that_is_written_by_hand(outer: str, replicas: int, every: int) -> None:
     right = by_hand(model, inner, OUTER[outer], X, Y, batch=4, epochs=3, every=every, replicas=replicas)
     made = compiled(strategy_of(replicas, dtrain.DiLoCo(every, outer=OUTER[outer]())))
+    made.fit(X, Y, batch_size=4, epochs=3, shuffle=False, verbose=0)
+    for one, other in zip(made.get_weights(), right, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
+
+
+def test_one_replica_takes_outer_steps_where_its_steps_would_run_in_xla(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(xla_rule, "LEAST_STEPS", 1)
+    right = by_hand(model, inner, OUTER["nesterov"], X, Y, batch=4, epochs=3, every=3, replicas=1)
+    made = compiled(strategy_of(1, dtrain.DiLoCo(3)))
     made.fit(X, Y, batch_size=4, epochs=3, shuffle=False, verbose=0)
     for one, other in zip(made.get_weights(), right, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
