@@ -233,13 +233,6 @@ class OuterSteps(WeightAverages):
             for fragment in self._fragments:
                 fragment.reset(self._model.distribute_strategy)
 
-    def fitting(self, steps: int) -> int:
-        """The most steps, up to `steps`, after which all replicas are equal; `steps` if there are none."""
-        if len(self._fragments) > 1 or self._hook.overlap:
-            return steps
-        first = self._every - self._since % self._every
-        return steps if steps < first else steps - (steps - first) % self._every
-
     def next_run(self, most: int) -> tuple[str | None, int]:
         """The usual way to treat gradients, at most until a fragment's outer step begins or ends."""
         return None, min(most, *(after - self._since for after in self._events()))
