@@ -172,9 +172,9 @@ def test_the_slowest_of_workers_with_exponential_delays_is_the_harmonic_number()
 
 def test_the_slowest_of_normally_distributed_devices() -> None:
     drawn = rng().standard_normal((20_000, 512)).max(axis=1).mean()
-    assert Stragglers(spread=0.01).speeds(512)[-1] == pytest.approx(1 + 0.01 * drawn, rel=1e-3)
-    assert Stragglers(spread=0.01).speeds(512).mean() == pytest.approx(1)
-    assert Stragglers().speeds(3).tolist() == [1, 1, 1]
+    assert Stragglers(spread=0.01).durations(512)[-1] == pytest.approx(1 + 0.01 * drawn, rel=1e-3)
+    assert Stragglers(spread=0.01).durations(512).mean() == pytest.approx(1)
+    assert Stragglers().durations(3).tolist() == [1, 1, 1]
 
 
 def test_runs_of_one_seed_are_equal_and_of_others_are_not() -> None:
@@ -232,7 +232,7 @@ def test_fast_workers_do_not_wait_for_slow_ones() -> None:
     """Ten thousand workers whose speeds differ: their rate is the sum of their rates."""
     stragglers = Stragglers(spread=0.05)
     steps = simulate_servers(1.0, 0.0, 1e-9, stragglers, 10_000, 50, rng())
-    assert steps.steps_per_second == pytest.approx(float((1 / stragglers.speeds(10_000)).sum()), rel=0.01)
+    assert steps.steps_per_second == pytest.approx(float((1 / stragglers.durations(10_000)).sum()), rel=0.01)
 
 
 def test_intervals_of_young_and_daly() -> None:

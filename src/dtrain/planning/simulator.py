@@ -19,7 +19,7 @@ import numpy as np
 from dtrain.collectives import reduction_rules
 
 _AT_ONCE = 1 << 22  # random numbers that are drawn at once
-_SLOWEST = 0.5  # no device is simulated with less than this part of the usual speed
+_SHORTEST = 0.5  # no device is simulated with less than this part of the mean time
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -37,14 +37,14 @@ class Stragglers:
     spread: float = 0.0
     jitter: float = 0.0
 
-    def speeds(self, workers: int) -> Floats:
+    def durations(self, workers: int) -> Floats:
         """How long each worker computes, as a part of the mean: expected values of a sorted normal sample."""
         if not self.spread:
             return np.ones(workers)
         normal = NormalDist()
         # Blom's approximation of the mean of order statistics.
         places = [normal.inv_cdf((i + 1 - 0.375) / (workers + 0.25)) for i in range(workers)]
-        return np.maximum(1.0 + self.spread * np.array(places), _SLOWEST)
+        return np.maximum(1.0 + self.spread * np.array(places), _SHORTEST)
 
     def factors(self, workers: int, steps: int, rng: np.random.Generator) -> Iterator[Floats]:
         """How long each worker computes in each step, as a part of the mean; some steps at once.
@@ -52,12 +52,12 @@ class Stragglers:
         Yields:
             Arrays of shape (some steps, workers).
         """
-        speeds = self.speeds(workers)
+        durations = self.durations(workers)
         rows = max(1, _AT_ONCE // workers)
         for begin in range(0, steps, rows):
             shape = (min(rows, steps - begin), workers)
             delays = self.jitter * (rng.standard_exponential(shape) - 1) if self.jitter else np.zeros(shape)
-            yield speeds + delays
+            yield durations + delays
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +249,7 @@ class _Timeline:
 def slowest_of(stragglers: Stragglers, workers: int, steps: int, rng: np.random.Generator) -> Floats:
     """How long the slowest of the workers computes in each step, as a part of the mean."""
     if not stragglers.jitter:
-        return np.full(steps, stragglers.speeds(workers)[-1])
+        return np.full(steps, stragglers.durations(workers)[-1])
     return np.concatenate([some.max(axis=1) for some in stragglers.factors(workers, steps, rng)])
 
 
@@ -276,7 +276,7 @@ def simulate_rounds(
     """
     # The sum of so many exponential delays has a gamma distribution.
     delays = rng.standard_gamma(every, (rounds, workers)) - every if stragglers.jitter else 0.0
-    computed = every * stragglers.speeds(workers) + stragglers.jitter * delays
+    computed = every * stragglers.durations(workers) + stragglers.jitter * delays
     return np.broadcast_to(computed, (rounds, workers)).max(axis=1) * step_seconds + sum_seconds
 
 
@@ -319,15 +319,15 @@ def simulate_servers(
         stragglers, workers, steps: as for `Stragglers.factors`.
         rng: the random numbers.
     """
-    speeds = stragglers.speeds(workers)
-    rng.shuffle(speeds)
+    durations = stragglers.durations(workers)
+    rng.shuffle(durations)
 
     def drawn(count: int) -> Floats:
         if not stragglers.jitter:
             return np.zeros(count)
         return computation * stragglers.jitter * rng.standard_exponential(count)
 
-    passes = computation * (speeds - stragglers.jitter)  # without the delay, which is drawn
+    passes = computation * (durations - stragglers.jitter)  # without the delay, which is drawn
     fixed = max(exchange - 2 * served, 0.0)  # what delays a worker, and no other one
     shortest = 2 * served + fixed + float(passes.min())  # from the start of an exchange to the next arrival
     # Workers do not begin at the same time: after a few steps they would be spread anyway.
