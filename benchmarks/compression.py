@@ -151,11 +151,11 @@ def main() -> None:
         rows = [
             [
                 hook,
-                f"{whole / found['bytes a step']:.1f}",
-                f"{found['bytes a step'] / 1e3:.1f}",
-                *([f"{found['loss']:.3f}", f"{found['accuracy']:.2%}"] if "loss" in found else []),
+                f"{whole / measured['bytes a step']:.1f}",
+                f"{measured['bytes a step'] / 1e3:.1f}",
+                *([f"{measured['loss']:.3f}", f"{measured['accuracy']:.2%}"] if "loss" in measured else []),
             ]
-            for hook, found in by_hook.items()
+            for hook, measured in by_hook.items()
         ]
         print(f"\n{name}\n")
         jobs.print_table(["hook", "times fewer bytes", "kB a step", "test loss", "test accuracy"], rows)

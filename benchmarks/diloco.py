@@ -80,8 +80,8 @@ def measured(way: str, steps: int, *, delay: float, rate: float) -> dict[str, fl
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=LIMIT)
         if done.returncode or not Path(output).exists():
             raise RuntimeError(f"the job failed:\n{done.stderr[-3000:]}")
-        found: dict[str, float] = json.loads(Path(output).read_text())
-        return found
+        results: dict[str, float] = json.loads(Path(output).read_text())
+        return results
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import pytest
 
 import dtrain
 from diloco_by_hand import by_hand
-from dtrain.engine.synchronisation.outer_steps import fragments_of
+from dtrain.engine.step import xla_rule
+from dtrain.engine.synchronisation.outer_steps import OuterSteps, fragments_of
 from dtrain.errors import ConfigurationError
 from dtrain.gradient_hooks.local_sgd import LocalSGD
 from refusals import refused
@@ -52,6 +54,17 @@ def compiled(strategy: Any, optimizer: Callable[[], Any] = inner) -> Any:
 def test_it_is_the_algorithm_that_is_written_by_hand(outer: str, replicas: int, every: int) -> None:
     right = by_hand(model, inner, OUTER[outer], X, Y, batch=4, epochs=3, every=every, replicas=replicas)
     made = compiled(strategy_of(replicas, dtrain.DiLoCo(every, outer=OUTER[outer]())))
+    made.fit(X, Y, batch_size=4, epochs=3, shuffle=False, verbose=0)
+    for one, other in zip(made.get_weights(), right, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
+
+
+def test_one_replica_takes_outer_steps_where_its_steps_would_run_in_xla(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(xla_rule, "LEAST_STEPS", 1)
+    right = by_hand(model, inner, OUTER["nesterov"], X, Y, batch=4, epochs=3, every=3, replicas=1)
+    made = compiled(strategy_of(1, dtrain.DiLoCo(3)))
     made.fit(X, Y, batch_size=4, epochs=3, shuffle=False, verbose=0)
     for one, other in zip(made.get_weights(), right, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
@@ -116,11 +129,59 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
             np.testing.assert_array_equal(part, right)
 
 
+def test_weights_that_become_trainable_are_moved_too() -> None:
+    weights = []
+    for hook in (dtrain.DiLoCo(2, outer=keras.optimizers.SGD(1.0)), LocalSGD(2)):
+        made = compiled(strategy_of(2, hook))
+        for trainable in (False, True):
+            made.layers[0].trainable = trainable
+            with made.distribute_strategy.scope():
+                made.compile(keras.optimizers.SGD(0.1), "mse")
+            made.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+        weights.append(made.get_weights())
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+def moved_by_hand(made: Any, workers: int = 1) -> OuterSteps:
+    """The outer steps of a model, after whose opening each weight is changed as steps would do it."""
+    steps = OuterSteps(made, replace(made.distribute_strategy.dtrain_managed.layout, workers=workers), [])
+    steps.open()
+    made.set_weights([weight + 1 for weight in made.get_weights()])
+    return steps
+
+
+def test_an_outer_step_is_forgotten_if_an_error_came_before_its_end() -> None:
+    made = compiled(strategy_of(2, dtrain.DiLoCo(6, overlap=2)))
+    interrupted = moved_by_hand(made, workers=2)
+    interrupted.note(6)
+    interrupted.abandon()  # of several workers none can move alone
+    before = made.get_weights()
+    again = OuterSteps(made, made.distribute_strategy.dtrain_managed.layout, [])
+    again.open()
+    assert again.next_run(100) == (None, 6)
+    again.note(6)
+    again.note(2)
+    for one, other in zip(made.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_steps_are_counted_anew_once_all_have_moved() -> None:
+    steps = moved_by_hand(compiled(strategy_of(2, dtrain.DiLoCo(6))))
+    steps.note(4)
+    assert steps.next_run(100) == (None, 2)
+    steps.close()
+    assert steps.savable
+    assert steps.next_run(100) == (None, 6)
+
+
 def test_what_cannot_be_is_refused() -> None:
     with refused(ConfigurationError, "not an optimizer of Keras", outer="nesterov"):
         dtrain.DiLoCo(outer="nesterov")
     with refused(ConfigurationError, "less than every / fragments", every=9, fragments=3, overlap=3):
         dtrain.DiLoCo(9, fragments=3, overlap=3)
+    with refused(ConfigurationError, "at most `every` fragments", every=2, fragments=3):
+        dtrain.DiLoCo(2, fragments=3)
     with refused(ConfigurationError, "int8, int4", compress="int2"):
         dtrain.DiLoCo(compress="int2")
     with pytest.raises(ConfigurationError, match="every is 0"):

@@ -17,7 +17,7 @@ import tensorflow as tf
 import dtrain
 from dtrain.engine import install
 from dtrain.engine.execution import xla_steps
-from dtrain.engine.loops import noted_function
+from dtrain.engine.loops import call_size, noted_function
 from dtrain.engine.loops.call_size import CallSize
 from dtrain.engine.loops.fit_session import FitSession
 from dtrain.engine.loops.step_calls import Call, LastStep
@@ -563,6 +563,24 @@ def test_calls_grow_to_the_target_and_shrink() -> None:
     first.ran = 1  # it traced: its time says nothing
     size.note(first)
     assert size.steps() == 1
+
+
+def test_workers_that_train_alone_agree_on_calls_as_a_round_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def exchanged(layout: ReplicaLayout, value: int, *, what: str) -> list[int]:
+        asked.append(value)
+        return [value, 5]
+
+    monkeypatch.setattr(call_size, "exchange", exchanged)
+    size = CallSize(ReplicaLayout(workers=2), every_batch=False, alone=True)
+    sizes = []
+    for round_begins in (True, False, True, False, True):
+        call = Call(None, size.steps(round_begins=round_begins))
+        call.ran, call.seconds = call.steps, call.steps * 0.01
+        size.note(call)
+        sizes.append(call.steps)
+    assert (sizes, asked) == ([1, 1, 5, 5, 5], [8, 10])
 
 
 def test_calls_are_one_step_where_somebody_looks() -> None:

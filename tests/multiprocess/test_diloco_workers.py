@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -11,6 +13,7 @@ import dtrain
 from diloco_by_hand import by_hand
 from dtrain.collectives.calls import Calls
 from dtrain.collectives.sockets import SocketCalls
+from dtrain.engine.loops.call_size import CallSize
 
 L = keras.layers
 RANDOM = np.random.default_rng(6)
@@ -77,6 +80,37 @@ def own_step_calls() -> tuple[int, list[float]]:
     losses = made.fit(np.tile(X, (4, 1)), np.tile(Y, (4, 1)), **HOW | {"epochs": 1}).history["loss"]
     Calls._barrier = barrier  # type: ignore[method-assign]
     return calls, losses
+
+
+def calls_of_unequal_workers(folder: str) -> tuple[list[int], list[np.ndarray]]:
+    """The steps of each call of a worker that would make longer or shorter calls than the other one."""
+    steps: list[int] = []
+    choose = CallSize.steps
+
+    def note(size: CallSize, call: Any) -> None:
+        size._proposed = 64 if dtrain.rank() else 24
+
+    def chosen(size: CallSize, **how: Any) -> int:
+        steps.append(choose(size, **how))
+        return steps[-1]
+
+    strategy = dtrain.MultiWorkerMirroredStrategy(gradient_hook="local_sgd:average_every=4")
+    with strategy.scope():
+        made = model()
+        made.compile(inner(), "mse")
+    rows = np.tile(X, (16, 1)), np.tile(Y, (16, 1))
+    backup = dtrain.BackupAndRestore(folder, save_freq=20)
+    with mock.patch.object(CallSize, "note", note), mock.patch.object(CallSize, "steps", chosen):
+        made.fit(*rows, **HOW, callbacks=[backup])
+    return steps, made.get_weights()
+
+
+def test_workers_make_equal_calls_and_checkpoints(tmp_path: Path) -> None:
+    first, second = dtrain.spawn(calls_of_unequal_workers, 2, args=(str(tmp_path),))
+    assert first[0] == second[0]
+    assert max(first[0]) == 24
+    for one, other in zip(first[1], second[1], strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def by_every_hook() -> dict[str, tuple[list[np.ndarray], float, int]]:

@@ -19,6 +19,7 @@ import pytest
 from dtrain.base.clock import REAL
 from dtrain.collectives import connect
 from dtrain.collectives.calls import ALIGNMENT, Buffers, Calls, Parts
+from dtrain.collectives.graph_calls import CallOperations
 from dtrain.collectives.quantization import Quantization
 from dtrain.collectives.sockets import SocketCalls, Sockets
 from dtrain.collectives.transport import Facts
@@ -143,6 +144,19 @@ def test_sums_in_few_bits_are_close_and_the_same_everywhere(workers: int, bits: 
             largest = np.abs(given[n]).max(initial=0.0) * workers
             step = largest / (2 ** (bits - 1) - 1)
             assert np.abs(total - given[n].sum(axis=0)).max(initial=0.0) <= (workers + 1) * step
+
+
+@pytest.mark.parametrize("how", [None, Quantization(8)])
+def test_a_sum_that_is_begun_counts_as_communication_while_it_is_waited_for(how: Quantization | None) -> None:
+    def work(calls: Calls) -> tuple[np.ndarray, float, float]:
+        operations = CallOperations(calls)
+        end = operations.begin_sum(np.full(3, 2.0, np.float32), how, 0)
+        before = operations.communicated()
+        return end(), before, operations.communicated()
+
+    for total, before, after in together(pairs(2), work):
+        np.testing.assert_allclose(total, 4.0, rtol=1e-6)
+        assert before == 0.0 < after
 
 
 @pytest.mark.parametrize("bits", [8, 4])

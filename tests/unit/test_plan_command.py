@@ -79,7 +79,10 @@ def test_the_table_has_every_strategy_and_the_best_first(capsys: pytest.CaptureF
 
 
 def test_the_parts_of_a_step_make_its_time(capsys: pytest.CaptureFixture[str]) -> None:
-    made = data(capsys, *HOROVODS, *FAILURES, "--price", "10")["predictions"]
+    whole = data(capsys, *HOROVODS, *FAILURES, "--price", "10")
+    made = whole["predictions"]
+    assert [transport["name"] for transport in whole["transports"]] == ["nccl"]
+    assert whole["transports"][0]["source"] and whole["transports"][0]["algorithms"]
     for one in made:
         parts = one["computation"] + one["waiting"] + one["communication"]
         assert parts == pytest.approx(one["step_seconds"], rel=1e-6)
@@ -169,6 +172,15 @@ def test_batches_and_accumulations_are_compared(tmp_path: Path, capsys: pytest.C
     assert (parallel[0]["batch"], parallel[0]["accumulation"]) == (10, 4)  # it communicates most seldom
 
 
+def test_a_job_that_fails_too_often_makes_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    often = ("--host-hours-to-failure", "1e-6", "--checkpoint-seconds", "1e18", "--recovery-seconds", "1e18")
+    text = plan(capsys, *HOROVODS, *often, "--price", "1e18")
+    assert "0 examples/s" in text and "makes no progress" in text
+    made = data(capsys, *HOROVODS, *often)["predictions"]
+    assert {one["effective_throughput"] for one in made} == {0}
+    assert {one["epoch_seconds"] for one in made} == {None}
+
+
 def test_one_worker_communicates_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = data(capsys, *written(tmp_path), "--workers", "1")["predictions"]
     first = made[0]
@@ -188,6 +200,11 @@ def test_the_plot_is_a_png_of_1280_pixels(tmp_path: Path, capsys: pytest.Capture
     assert png.startswith(b"\x89PNG") and int.from_bytes(png[16:20]) == 1280
     assert worker_counts(10_000) == [*(2**power for power in range(14)), 10_000]
     assert (worker_counts(1), worker_counts(8)) == ([1], [1, 2, 4, 8])
+
+
+def test_a_name_in_the_plot_may_have_dollar_signs(tmp_path: Path) -> None:
+    plot({"a": [1.0, 0.5]}, [1, 2], tmp_path / "plot.png", title=r"$\nothing$ on $")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_plot_needs_matplotlib_and_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,7 +330,9 @@ def test_a_cluster_that_cannot_be_used_is_refused_by_its_field(
     ("where", "value", "named"),
     [
         ("algorithms.0.shape", "star", "shape"),
-        ("algorithms.0.latency", {"pcie": 1}, "network"),
+        ("algorithms.0.latency", {"nvlink": 1, "pcie": 1, "memory": 1}, "network"),
+        ("algorithms.0.latency.ethernet", 1, "ethernet"),
+        ("name", "rings", "'ring'"),
         ("algorithms.0.largest", 5, "largest"),
         ("shares_cores", 1, "shares_cores"),
     ],
@@ -337,10 +356,14 @@ def test_a_calibration_that_cannot_be_used_is_refused_by_its_field(
         (("--cluster", "p100x4"), "p100x4-25gbit-roce"),
         (("--cluster", "dgx1-v100"), "V100"),
         (("--workers", "200000"), "200,000"),
+        (("--accumulation", "2", "--accumulation", "1001"), "1,001"),
+        (("--price", "1e308"), "1e308"),
+        (("--recovery-seconds", "nan"), "nan"),
+        (("--host-hours-to-failure", "1e-300"), "1e-300"),
     ],
 )
 def test_arguments_that_cannot_be_used(
-    arguments: tuple[str, str], named: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["plan", *HOROVODS, *arguments]) == 2
     assert named in capsys.readouterr().err

@@ -23,7 +23,6 @@ from dtrain.planning.simulator import (
     Stragglers,
     layer_sums,
     reduction_groups,
-    simulate_failures,
     simulate_rounds,
     simulate_servers,
     simulate_steps,
@@ -104,6 +103,10 @@ def test_mpi_goes_by_parts_or_by_its_own_ring_as_training_does() -> None:
     for workers, size, shape in ((4, MIB, "parts"), (4, 100 << 10, "ring"), (16, MIB, "ring")):
         place = placed(workers, 1)
         assert all_reduce_seconds([size], place, mpi) == all_reduce_seconds([size], place, by_shape[shape])
+    # A calibration may know one of the two only.
+    (parts,) = (way for way in mpi.algorithms if way.shape == "parts")
+    alone = replace(mpi, algorithms=(parts,))
+    assert all_reduce_seconds([100 << 10], placed(4, 1), alone) > 1e-4
 
 
 def test_processor_time_counts_where_it_is_longer_than_the_sending() -> None:
@@ -169,9 +172,9 @@ def test_the_slowest_of_workers_with_exponential_delays_is_the_harmonic_number()
 
 def test_the_slowest_of_normally_distributed_devices() -> None:
     drawn = rng().standard_normal((20_000, 512)).max(axis=1).mean()
-    assert Stragglers(spread=0.01).speeds(512)[-1] == pytest.approx(1 + 0.01 * drawn, rel=1e-3)
-    assert Stragglers(spread=0.01).speeds(512).mean() == pytest.approx(1)
-    assert Stragglers().speeds(3).tolist() == [1, 1, 1]
+    assert Stragglers(spread=0.01).durations(512)[-1] == pytest.approx(1 + 0.01 * drawn, rel=1e-3)
+    assert Stragglers(spread=0.01).durations(512).mean() == pytest.approx(1)
+    assert Stragglers().durations(3).tolist() == [1, 1, 1]
 
 
 def test_runs_of_one_seed_are_equal_and_of_others_are_not() -> None:
@@ -200,6 +203,11 @@ def test_a_round_waits_for_the_sum_of_a_workers_steps() -> None:
     assert 100 < rounds.mean() < 100 + (100 * each - 100) / 5
 
 
+def test_a_round_may_have_any_number_of_steps() -> None:
+    rounds = simulate_rounds(1.0, 10**12, 0.0, Stragglers(jitter=0.1), 50, 4, rng())
+    assert rounds.mean() == pytest.approx(1e12, rel=1e-4)
+
+
 def test_servers_that_are_not_busy_serve_without_waiting() -> None:
     steps = simulate_servers(1.0, 0.0, 0.0, Stragglers(), 8, 50, rng())
     assert steps.seconds == pytest.approx(1.0, rel=0.01)
@@ -224,7 +232,7 @@ def test_fast_workers_do_not_wait_for_slow_ones() -> None:
     """Ten thousand workers whose speeds differ: their rate is the sum of their rates."""
     stragglers = Stragglers(spread=0.05)
     steps = simulate_servers(1.0, 0.0, 1e-9, stragglers, 10_000, 50, rng())
-    assert steps.steps_per_second == pytest.approx(float((1 / stragglers.speeds(10_000)).sum()), rel=0.01)
+    assert steps.steps_per_second == pytest.approx(float((1 / stragglers.durations(10_000)).sum()), rel=0.01)
 
 
 def test_intervals_of_young_and_daly() -> None:
@@ -236,6 +244,44 @@ def test_intervals_of_young_and_daly() -> None:
     assert goodput(daly_interval(200, 3600), 200, 60, 3600) == pytest.approx(max(exact), rel=1e-4)
     assert goodput(100, 25, 60, math.inf) == pytest.approx(0.8)
     assert goodput(100, 25, 1e9, 1.0) == 0
+
+
+def simulate_failures(
+    work: float,
+    interval: float,
+    checkpoint: float,
+    recovery: float,
+    mean_time: float,
+    rng: np.random.Generator,
+) -> float:
+    """The seconds that a job takes which fails at random times, and resumes from its last checkpoint.
+
+    Args:
+        work: the seconds that it would take without checkpoints and failures.
+        interval: seconds of work between two checkpoints.
+        checkpoint: the seconds that a checkpoint stops the work.
+        recovery: the seconds from a failure until the work goes on.
+        mean_time: the mean time between failures of the job; `math.inf` for none.
+        rng: the random numbers.
+    """
+    now, done = 0.0, 0.0
+    next_failure = _next_failure(0.0, mean_time, rng)
+    while done < work:
+        segment = min(interval, work - done)
+        end = now + segment + (checkpoint if done + segment < work else 0.0)
+        if end <= next_failure:
+            now, done = end, done + segment
+            continue
+        now = next_failure + recovery  # failures during a recovery begin it again
+        next_failure = _next_failure(next_failure, mean_time, rng)
+        while next_failure < now:
+            now = next_failure + recovery
+            next_failure = _next_failure(next_failure, mean_time, rng)
+    return now
+
+
+def _next_failure(now: float, mean_time: float, rng: np.random.Generator) -> float:
+    return math.inf if math.isinf(mean_time) else now + float(rng.exponential(mean_time))
 
 
 def test_simulated_failures_agree_with_the_closed_form() -> None:

@@ -190,6 +190,12 @@ def test_no_two_modules_have_one_name() -> None:
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
 
 
+def test_no_two_modules_of_tests_have_one_name() -> None:
+    """A process of pytest imports them by their names."""
+    names = [path.name for path in Path(__file__).parents[1].rglob("test_*.py")]
+    assert len({*names}) == len(names), [name for name in names if names.count(name) > 1]
+
+
 def test_no_two_classes_have_one_name() -> None:
     """Also if one of them is private: a reader who searches for a name finds one class."""
     found: dict[str, list[str]] = {}

@@ -218,8 +218,8 @@ class TrainingVariables:
         mine = self.table()[:count]
         table = table[:count]
         hint = (
-            "Give this run another directory, or continue with the model, metrics and optimizer that "
-            "wrote it."
+            "Give this run another directory, or continue with the model, metrics, optimizer and gradient "
+            "hook that wrote it."
         )
         if len(mine) != len(table):
             raise CheckpointError(

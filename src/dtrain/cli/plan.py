@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dtrain.base.option_fields import count, positive_integer, seconds
+from dtrain.base.option_fields import count, positive_integer
 from dtrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 HELP = "predict what a model would take on a cluster, under each strategy, from numbers"
 
-_MOST_WORKERS = 100_000
+_MOST_WORKERS, _MOST_MICRO_BATCHES = 100_000, 1000
+_LEAST, _MOST = 1e-6, 1e18  # of a figure, as in files
 _PLOTTED = 10_000  # workers at the right end of the plot
 
 
@@ -67,15 +68,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--calibration", metavar="FILE", help="measured costs of transports in JSON, in place of the defaults"
     )
     parser.add_argument(
-        "--host-hours-to-failure", type=seconds, metavar="HOURS", help="mean time to failure of a host"
+        "--host-hours-to-failure", type=_figure, metavar="HOURS", help="mean time to failure of a host"
     )
     parser.add_argument(
-        "--checkpoint-seconds", type=seconds, metavar="S", help="how long a checkpoint stops the work"
+        "--checkpoint-seconds", type=_figure, metavar="S", help="how long a checkpoint stops the work"
     )
     parser.add_argument(
-        "--recovery-seconds", type=seconds, metavar="S", help="from a failure until the work goes on"
+        "--recovery-seconds", type=_figure, metavar="S", help="from a failure until the work goes on"
     )
-    parser.add_argument("--price", type=seconds, metavar="P", help="price of a host for an hour")
+    parser.add_argument("--price", type=_figure, metavar="P", help="price of a host for an hour")
     parser.add_argument("--seed", type=count, default=0, metavar="N", help="of random delays (default: 0)")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument(
@@ -99,7 +100,12 @@ def run(args: argparse.Namespace) -> int:
     if args.workers > _MOST_WORKERS:
         raise ConfigurationError(
             f"--workers is {args.workers:,}, and a plan has at most {_MOST_WORKERS:,}.",
-            hint="Plan fewer workers, each with more devices.",
+            hint="Plan fewer workers.",
+        )
+    if max(args.accumulation or [1]) > _MOST_MICRO_BATCHES:
+        raise ConfigurationError(
+            f"--accumulation is {max(args.accumulation):,}, and a plan has at most {_MOST_MICRO_BATCHES:,}.",
+            hint="Plan fewer micro-batches: an update that has more hardly communicates.",
         )
     profile, cluster = profile_of(args.model), _given(cluster_of(args.cluster), args)
     costs = transport_costs(None if args.calibration is None else Path(args.calibration))
@@ -117,10 +123,25 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None:
         _plot(Path(args.plot), profile, cluster, settings, costs)
     if args.json:
-        print(json.dumps(as_data(profile, cluster, settings, made), indent=2, allow_nan=False))
+        print(json.dumps(as_data(profile, cluster, settings, costs, made), indent=2, allow_nan=False))
         return 0
     print(as_text(profile, cluster, made, width=shutil.get_terminal_size((120, 24)).columns))
     return 0
+
+
+def _figure(text: str) -> float:
+    """Parse a figure of the plan; the `type` of an argument.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is no number, or one that is too small or too large.
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not _LEAST <= number <= _MOST:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number from {_LEAST:g} to {_MOST:g}")
+    return number
 
 
 def _given(cluster: Cluster, args: argparse.Namespace) -> Cluster:

@@ -140,9 +140,10 @@ class Calls(abc.ABC):
         with self._lock:
             self._barrier(self._in_operation(_QUANTIZED | _mark([how.bits, how.seed, number])), value.nbytes)
             parts = _parts_of(len(value), self.size)
-            out = self._for_others(
-                [how.encode(value[part], (number, self.rank, r)) for r, part in enumerate(parts)]
-            )
+            out = [
+                None if r == self.rank else how.encode(value[part], (number, self.rank, r))
+                for r, part in enumerate(parts)
+            ]
             mine = parts[self.rank]
             received = [np.empty(how.bytes_of(mine.stop - mine.start), np.uint8) for _ in range(self.size)]
             self._swap(out, self._for_others(received))

@@ -154,10 +154,10 @@ class CallOperations:
         return total
 
     def begin_sum(self, value: np.ndarray, how: Quantization | None, number: int) -> Callable[[], np.ndarray]:
-        """Begins to all-reduce a vector of float32 beside what this process computes.
+        """Begins to all-reduce a vector beside what this process computes.
 
         No other call comes before it, so that all workers make their calls in one order: another one waits
-        until this one ends.
+        until this one ends. Only the seconds in which this process waits for the sum count as communication.
 
         Args:
             value: the vector, which must not be changed.
@@ -165,7 +165,8 @@ class CallOperations:
             number: what the rounding depends on, the same on all workers.
 
         Returns:
-            A function that waits for the sum, and returns it. It raises what the call raised.
+            A function that waits for the sum, and returns it: float32 if it was sent in few bits, else of the
+            vector's dtype. It raises what the call raised.
         """
         result: Future[np.ndarray] = Future()
         begun = threading.Event()
@@ -183,7 +184,8 @@ class CallOperations:
 
         threading.Thread(target=run, daemon=True, name="dtrain-sum").start()
         begun.wait()
-        return result.result
+        waiting = self._counted(lambda: [result.result()])
+        return lambda: waiting()[0]
 
     def scatter(self, value: Any, dim: int, bounds: Sequence[tuple[int, int]]) -> Any:
         """Returns this worker's entries of the first worker's value; outside of graphs only.

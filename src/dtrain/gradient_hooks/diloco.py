@@ -61,7 +61,7 @@ class DiLoCo(LocalSGD):
             raise ConfigurationError(
                 f"every={every}, fragments={fragments} and overlap={overlap} were set: a fragment begins "
                 f"each {every / fragments:g} steps, and must have ended before.",
-                hint="set an overlap of less than every / fragments",
+                hint="set at most `every` fragments, and an overlap of less than every / fragments",
             )
         if compress not in (None, *_BITS):
             raise ConfigurationError(

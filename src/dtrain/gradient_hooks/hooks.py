@@ -18,7 +18,7 @@ from dtrain.gradient_hooks.power_sgd import PowerSGD
 from dtrain.gradient_hooks.top_k import TopK
 from dtrain.interfaces.gradient_hook import GradientHook, check_steps
 
-HOOKS: dict[str, Callable[[], GradientHook]] = {
+HOOKS: dict[str, Callable[..., GradientHook]] = {
     "float16": lambda: Compressed(tf.float16),
     "bfloat16": lambda: Compressed(tf.bfloat16),
     "local_sgd": LocalSGD,
@@ -27,7 +27,7 @@ HOOKS: dict[str, Callable[[], GradientHook]] = {
     "top_k": TopK,
     "int8": Int8,
 }
-"""Makes a hook, by the name that a strategy's `gradient_hook` takes; add your own."""
+"""Makes a hook, by the name that a strategy's `gradient_hook` takes; add your own. No argument is needed."""
 
 
 def hook_of(given: str | GradientHook | None, *, shared_weights: str = "") -> GradientHook | None:
@@ -41,7 +41,8 @@ def hook_of(given: str | GradientHook | None, *, shared_weights: str = "") -> Gr
 
     Raises:
         ConfigurationError: it is neither a registered name nor a `GradientHook`; the name's arguments are
-            wrong; its `average_every` is not a number of steps; or it averages weights that exist only once.
+            wrong; its `average_every` is not a number of steps; or it averages weights, or keeps a state for
+            each replica, where weights exist only once.
     """
     if isinstance(given, str) and given.partition(":")[0] in HOOKS:
         given = _made(given)

@@ -13,7 +13,7 @@ from dtrain.gradient_hooks.hook_state import HookState, own
 from dtrain.interfaces.gradient_hook import GradientHook, check_integer
 from dtrain.interfaces.managed_strategy import managed
 
-_MOST_CALLS = 4096  # in a step
+_MOST_CALLS = 4096  # of a step: the numbers of its calls follow those of the step before
 
 
 class Int8(GradientHook):

@@ -18,7 +18,8 @@ class TopK(GradientHook):
 
     Each replica chooses its own numbers, by their absolute values. Each gets those of all others, so with
     n replicas up to n times as many numbers change. A replica sends 12 bytes for each, to each other worker.
-    Sparse gradients, and weights of which less than three numbers would be left out, are sent as they are.
+    Sparse gradients are sent as they are, and so are weights of which more than a third of the numbers would
+    be sent, as that saves nothing.
 
     Args:
         ratio: the part of a gradient's numbers that is sent, at least one number.

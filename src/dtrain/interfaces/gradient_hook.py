@@ -1,7 +1,7 @@
 """The seam between the backward pass and the update: how gradients are sent, and when weights are averaged.
 
 Without a hook, gradients are sent and all-reduced as they are. Who calls a hook: `gradients.py` for
-replicas, `block.py` for parameter servers, and `weight_averages.py` for local SGD.
+replicas, `block.py` for parameter servers, `weight_averages.py` for local SGD, `outer_steps.py` for DiLoCo.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class GradientHook:
         start: the steps of a model's first `fit` whose gradients are all-reduced without the hook.
         outer: the optimizer that moves the weights by the mean of what the replicas changed (DiLoCo); None
             if the weights become their mean.
-        bits: of DiLoCo, those of a number that workers send; None for the numbers as they are.
+        bits: of a number that workers send, by dtrain's own transports only; None for numbers as they are.
         fragments: of DiLoCo, the groups of weights that are moved in turn.
         overlap: of DiLoCo, the steps that replicas take while what they have changed is sent.
     """

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dtrain.collectives.reduction_rules import BUCKET
-from dtrain.errors import ConfigurationError
+from dtrain.errors import ConfigurationError, known_are
 from dtrain.planning.cluster import LINKS
 from dtrain.planning.json_fields import JsonFields, read_fields
 
@@ -77,14 +77,21 @@ def transport_costs(path: Path | None = None) -> dict[str, TransportCosts]:
         path: a file whose transports take the place of those of the same name; None for the defaults.
 
     Raises:
-        ConfigurationError: the file cannot be read, or is no calibration.
+        ConfigurationError: the file cannot be read, is no calibration, or has a transport that is not known.
     """
-    by_name: dict[str, TransportCosts] = {}
-    for place in (_TRANSPORTS, path):
-        if place is not None:
-            fields = read_fields(place)
-            by_name |= {costs.name: costs for costs in map(_costs, fields.objects("transports"))}
-            fields.check_all_taken()
+    by_name = _read(_TRANSPORTS)
+    given = {} if path is None else _read(path)
+    if unknown := [name for name in given if name not in by_name]:
+        raise ConfigurationError(
+            f"{path} has a transport {unknown[0]!r}, which no plan uses.", hint=known_are(by_name, unknown[0])
+        )
+    return by_name | given
+
+
+def _read(path: Path) -> dict[str, TransportCosts]:
+    fields = read_fields(path)
+    by_name = {costs.name: costs for costs in map(_costs, fields.objects("transports"))}
+    fields.check_all_taken()
     return by_name
 
 
@@ -110,19 +117,15 @@ def _costs(fields: JsonFields) -> TransportCosts:
 
 
 def _algorithm(fields: JsonFields) -> CollectiveAlgorithm:
-    latency = fields.by_name("latency")
+    latency = fields.object("latency")
     algorithm = CollectiveAlgorithm(
         shape=fields.word("shape", SHAPES),
         launch_seconds=fields.number("launch_seconds", 0.0, most=1e6),
-        latency=latency,
+        latency={kind: latency.number(kind) for kind in LINKS},
         efficiency=fields.number("efficiency", 1.0, least=0.01, most=1),
         message_seconds=fields.number("message_seconds", 0.0, most=1e6),
         largest=fields.number_or_none("largest", least=1),
     )
+    latency.check_all_taken()
     fields.check_all_taken()
-    if missing := [kind for kind in LINKS if kind not in latency]:
-        raise ConfigurationError(
-            f"{fields.place} has no latency of {', '.join(missing)}.",
-            hint="Write the seconds of one message.",
-        )
     return algorithm

@@ -30,12 +30,11 @@ def all_reduce_seconds(sizes: Sequence[float], place: WorkerPlacement, costs: Tr
     by_parts = [size for size in sizes if mpi_goes_by_parts(int(size), place.workers)]
     whole = [size for size in sizes if not mpi_goes_by_parts(int(size), place.workers)]
     return sum(
-        _fastest(some, place, replace(costs, algorithms=chosen), _PHASES)
+        _fastest(some, place, replace(costs, algorithms=chosen or costs.algorithms), _PHASES)
         for some, chosen in (
             (by_parts, tuple(way for way in costs.algorithms if way.shape == "parts")),
             (whole, tuple(way for way in costs.algorithms if way.shape != "parts")),
         )
-        if some and chosen
     )
 
 

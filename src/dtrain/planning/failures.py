@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import math
 
+# An interval that takes so many mean times between failures is never completed.
+_NO_PROGRESS = 100.0
+
 
 def young_interval(checkpoint: float, mean_time: float) -> float:
     """Young's interval of work between two checkpoints, in seconds.
@@ -41,7 +44,7 @@ def goodput(interval: float, checkpoint: float, recovery: float, mean_time: floa
     if math.isinf(mean_time):
         return interval / (interval + checkpoint)
     exponent = (recovery + interval + checkpoint) / mean_time
-    if exponent > 700:  # e to this power is beyond floating-point numbers
+    if exponent > _NO_PROGRESS:
         return 0.0
     expected = mean_time * math.exp(recovery / mean_time) * math.expm1((interval + checkpoint) / mean_time)
     return interval / expected

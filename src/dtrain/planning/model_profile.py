@@ -137,16 +137,16 @@ class ModelProfile:
         """
         whole = self.step_seconds(device, batch)
         seconds = whole - min(update, whole / 2)
-        shares = (1 - self.backward_share, self.backward_share)
-        forward, backward = (
-            [seconds * share * work / sum(of_all) for work in of_all]
-            for share, of_all in zip(
-                shares,
-                ([layer.work for layer in self.layers], [layer.backward_work for layer in self.layers]),
-                strict=True,
-            )
+        return (
+            _divided(seconds * (1 - self.backward_share), [layer.work for layer in self.layers]),
+            _divided(seconds * self.backward_share, [layer.backward_work for layer in self.layers]),
         )
-        return forward, backward
+
+
+def _divided(seconds: float, works: list[float]) -> list[float]:
+    """The seconds of each layer, by its work."""
+    total = sum(works)
+    return [seconds * work / total for work in works]
 
 
 def known_models() -> list[str]:

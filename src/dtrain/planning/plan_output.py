@@ -11,10 +11,11 @@ from typing import Any
 from dtrain.base import safe_files
 from dtrain.base.text_table import lines_of
 from dtrain.errors import UnsupportedVersionError
+from dtrain.planning.calibration import TransportCosts
 from dtrain.planning.cluster import Cluster
 from dtrain.planning.compared_strategies import SAME_NUMBERS, STRATEGIES
 from dtrain.planning.model_profile import ModelProfile
-from dtrain.planning.predictions import Prediction
+from dtrain.planning.predictions import PlanSettings, Prediction
 
 _UNKNOWN = "?"
 _HEADS = (
@@ -69,9 +70,11 @@ def reason(made: Sequence[Prediction]) -> str:
     ]
     if lost > 0.005:
         sentences.append(f"Most of what is lost is {largest}: {_seconds(parts[largest])} of a step.")
+    if not best.effective_throughput:
+        sentences.append("It makes no progress: it fails before it reaches a checkpoint.")
     same = [one for one in made[1:] if one.strategy in SAME_NUMBERS and one.memory.fits is not False]
     other = next((one for one in same if one.strategy != best.strategy), None)
-    if best.strategy in SAME_NUMBERS and other is not None:
+    if best.strategy in SAME_NUMBERS and other is not None and other.effective_throughput:
         ratio = best.effective_throughput / other.effective_throughput
         sentences.append(f"It is {ratio:.2f} times as fast as {other.strategy}, with the same numbers.")
     faster = max(
@@ -80,9 +83,11 @@ def reason(made: Sequence[Prediction]) -> str:
         default=best,
     )
     if faster.effective_throughput > _FASTER * best.effective_throughput:
-        ratio = faster.effective_throughput / best.effective_throughput
+        times = "faster"
+        if best.effective_throughput:
+            times = f"{faster.effective_throughput / best.effective_throughput:.2f} times as fast"
         sentences.append(
-            f"{faster.strategy} would be {ratio:.2f} times as fast, but the model would learn otherwise: its "
+            f"{faster.strategy} would be {times}, but the model would learn otherwise: its "
             "numbers are not those of one device."
         )
     elif best.strategy not in SAME_NUMBERS:
@@ -93,9 +98,14 @@ def reason(made: Sequence[Prediction]) -> str:
 
 
 def as_data(
-    profile: ModelProfile, cluster: Cluster, settings: Any, made: Sequence[Prediction]
+    profile: ModelProfile,
+    cluster: Cluster,
+    settings: PlanSettings,
+    costs: Mapping[str, TransportCosts],
+    made: Sequence[Prediction],
 ) -> dict[str, Any]:
     """All predictions, settings and sources as data for JSON; times are in seconds, sizes in bytes."""
+    used = {one.transport for one in made}
     return {
         "model": {
             "name": profile.name,
@@ -104,6 +114,7 @@ def as_data(
             "rates": [asdict(rate) for rate in profile.rates if rate.device == cluster.device],
         },
         "cluster": asdict(cluster),
+        "transports": [asdict(of_one) for name, of_one in costs.items() if name in used],
         "settings": asdict(settings),
         "predictions": [
             {
@@ -159,7 +170,7 @@ def plot(curves: Mapping[str, Sequence[float]], counts: Sequence[int], path: Pat
     axes.set_ylim(0, 105)
     axes.set_xlabel("workers", fontsize=_FONT)
     axes.set_ylabel("scaling efficiency, %", fontsize=_FONT)
-    axes.set_title(title, fontsize=_FONT, loc="left")
+    axes.set_title(title, fontsize=_FONT, loc="left", parse_math=False)  # names may have dollar signs
     axes.tick_params(labelsize=_FONT)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""Simulates steps of many workers by events: passes, buckets, gathers, stragglers, rounds and failures.
+"""Simulates steps of many workers by events: passes, buckets, gathers, stragglers and rounds.
 
 Workers that wait for each other in each collective follow the slowest of them. So one timeline of a step
 serves all of them, and NumPy computes it for many steps at once, from how slow the slowest worker is in each.
@@ -8,7 +8,7 @@ whether during the backward pass, is decided by the functions that decide it in 
 
 from __future__ import annotations
 
-import math
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
@@ -19,7 +19,7 @@ import numpy as np
 from dtrain.collectives import reduction_rules
 
 _AT_ONCE = 1 << 22  # random numbers that are drawn at once
-_SLOWEST = 0.5  # no device is simulated with less than this part of the usual speed
+_SHORTEST = 0.5  # no device is simulated with less than this part of the mean time
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -37,14 +37,14 @@ class Stragglers:
     spread: float = 0.0
     jitter: float = 0.0
 
-    def speeds(self, workers: int) -> Floats:
+    def durations(self, workers: int) -> Floats:
         """How long each worker computes, as a part of the mean: expected values of a sorted normal sample."""
         if not self.spread:
             return np.ones(workers)
         normal = NormalDist()
         # Blom's approximation of the mean of order statistics.
         places = [normal.inv_cdf((i + 1 - 0.375) / (workers + 0.25)) for i in range(workers)]
-        return np.maximum(1.0 + self.spread * np.array(places), _SLOWEST)
+        return np.maximum(1.0 + self.spread * np.array(places), _SHORTEST)
 
     def factors(self, workers: int, steps: int, rng: np.random.Generator) -> Iterator[Floats]:
         """How long each worker computes in each step, as a part of the mean; some steps at once.
@@ -52,12 +52,12 @@ class Stragglers:
         Yields:
             Arrays of shape (some steps, workers).
         """
-        speeds = self.speeds(workers)
+        durations = self.durations(workers)
         rows = max(1, _AT_ONCE // workers)
         for begin in range(0, steps, rows):
             shape = (min(rows, steps - begin), workers)
             delays = self.jitter * (rng.standard_exponential(shape) - 1) if self.jitter else np.zeros(shape)
-            yield speeds + delays
+            yield durations + delays
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +212,7 @@ class _Timeline:
         computed = float(sum(work.backward))
         taken = work.taken / computed if reduced and work.overlap and computed else 0.0
         layers = [(layer, seconds * (1 + taken)) for layer, seconds in layers]
-        waiting = list(work.sums) if reduced else []
+        waiting = deque(work.sums if reduced else ())
         if not work.overlap:
             self._passes(layers)
             for _, seconds in waiting:
@@ -222,10 +222,10 @@ class _Timeline:
         self._passes(layers, waiting)
 
     def _passes(
-        self, layers: Sequence[tuple[int, float]], sums: list[tuple[int, float]] | None = None
+        self, layers: Sequence[tuple[int, float]], sums: deque[tuple[int, float]] | None = None
     ) -> None:
         """Passes layers in this order; begins each sum once the layer that it waits for is done."""
-        gathers, sums = self._work.gathers, sums or []
+        gathers, sums = self._work.gathers, sums or deque()
         if gathers:
             self._send(gathers[layers[0][0]])
         for place, (layer, seconds) in enumerate(layers):
@@ -237,7 +237,7 @@ class _Timeline:
                     self._send(gathers[following], begun)
             self.computed = begun + seconds * self._slowest
             while sums and sums[0][0] >= layer:
-                self._send(sums.pop(0)[1])
+                self._send(sums.popleft()[1])
             if gathers and not self._work.overlap and place + 1 < len(layers):
                 self._send(gathers[layers[place + 1][0]])
 
@@ -249,7 +249,7 @@ class _Timeline:
 def slowest_of(stragglers: Stragglers, workers: int, steps: int, rng: np.random.Generator) -> Floats:
     """How long the slowest of the workers computes in each step, as a part of the mean."""
     if not stragglers.jitter:
-        return np.full(steps, stragglers.speeds(workers)[-1])
+        return np.full(steps, stragglers.durations(workers)[-1])
     return np.concatenate([some.max(axis=1) for some in stragglers.factors(workers, steps, rng)])
 
 
@@ -274,11 +274,10 @@ def simulate_rounds(
     Returns:
         The seconds of each round.
     """
-    longest = np.empty(rounds)
-    for number in range(rounds):
-        total = sum(some.sum(axis=0) for some in stragglers.factors(workers, every, rng))
-        longest[number] = np.max(total)
-    return longest * step_seconds + sum_seconds
+    # The sum of so many exponential delays has a gamma distribution.
+    delays = rng.standard_gamma(every, (rounds, workers)) - every if stragglers.jitter else 0.0
+    computed = every * stragglers.durations(workers) + stragglers.jitter * delays
+    return np.broadcast_to(computed, (rounds, workers)).max(axis=1) * step_seconds + sum_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,24 +319,24 @@ def simulate_servers(
         stragglers, workers, steps: as for `Stragglers.factors`.
         rng: the random numbers.
     """
-    speeds = stragglers.speeds(workers)
-    rng.shuffle(speeds)
+    durations = stragglers.durations(workers)
+    rng.shuffle(durations)
 
     def drawn(count: int) -> Floats:
         if not stragglers.jitter:
             return np.zeros(count)
         return computation * stragglers.jitter * rng.standard_exponential(count)
 
-    passes = computation * (speeds - stragglers.jitter)  # without the delay, which is drawn
-    shortest = float(passes.min())
+    passes = computation * (durations - stragglers.jitter)  # without the delay, which is drawn
     fixed = max(exchange - 2 * served, 0.0)  # what delays a worker, and no other one
+    shortest = 2 * served + fixed + float(passes.min())  # from the start of an exchange to the next arrival
     # Workers do not begin at the same time: after a few steps they would be spread anyway.
     arrival = passes + drawn(workers) + rng.uniform(0, computation + exchange, workers)
     pulled = np.zeros(workers)
     pulls, pushes = list[Floats](), list[Floats]()
     left, free, waited = workers * steps, 0.0, 0.0
     while left > 0:
-        horizon = max(free, float(arrival.min())) + served + shortest
+        horizon = max(free, float(arrival.min())) + shortest
         known = np.flatnonzero(arrival <= horizon)
         known = known[np.argsort(arrival[known], kind="stable")]
         came = arrival[known]
@@ -363,41 +362,3 @@ def simulate_servers(
         waiting=waited / len(pushed),
         staleness=(float(settled.mean()), int(settled.max())),
     )
-
-
-def simulate_failures(
-    work: float,
-    interval: float,
-    checkpoint: float,
-    recovery: float,
-    mean_time: float,
-    rng: np.random.Generator,
-) -> float:
-    """The seconds that a job takes which fails at random times, and resumes from its last checkpoint.
-
-    Args:
-        work: the seconds that it would take without checkpoints and failures.
-        interval: seconds of work between two checkpoints.
-        checkpoint: the seconds that a checkpoint stops the work.
-        recovery: the seconds from a failure until the work goes on.
-        mean_time: the mean time between failures of the job; `math.inf` for none.
-        rng: the random numbers.
-    """
-    now, done = 0.0, 0.0
-    next_failure = _next_failure(0.0, mean_time, rng)
-    while done < work:
-        segment = min(interval, work - done)
-        end = now + segment + (checkpoint if done + segment < work else 0.0)
-        if end <= next_failure:
-            now, done = end, done + segment
-            continue
-        now = next_failure + recovery  # failures during a recovery begin it again
-        next_failure = _next_failure(next_failure, mean_time, rng)
-        while next_failure < now:
-            now = next_failure + recovery
-            next_failure = _next_failure(next_failure, mean_time, rng)
-    return now
-
-
-def _next_failure(now: float, mean_time: float, rng: np.random.Generator) -> float:
-    return math.inf if math.isinf(mean_time) else now + float(rng.exponential(mean_time))

@@ -95,7 +95,8 @@ class CentralStorageStrategy(
 
     Raises:
         DeviceError: a device does not exist, or is named twice.
-        ConfigurationError: there is no gradient hook of this name, or it averages the replicas' weights.
+        ConfigurationError: there is no gradient hook of this name, it averages the replicas' weights, or it
+            keeps a state for each replica.
 
     Example:
         ```python

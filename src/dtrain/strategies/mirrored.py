@@ -36,13 +36,13 @@ class MirroredStrategy(common.ReplicaRunner, tf.distribute.MirroredStrategy):  #
         cross_device_ops: a `tf.distribute.CrossDeviceOps`; None uses TensorFlow's choice (NCCL for GPUs), or
             for CPUs a sum on one device.
         memory_growth: whether GPUs allocate memory as needed instead of all at once.
-        gradient_hook: how gradients are reduced: "float16" or "bfloat16" all-reduces them in 16 bits;
-            "local_sgd" averages the weights every 8 steps instead; a `GradientHook` of your own; None
-            all-reduces them as they are.
+        gradient_hook: what replicas send: the name of a hook, such as "bfloat16", "power_sgd" or "local_sgd",
+            also with arguments, as in "diloco:every=20"; a `GradientHook`; None all-reduces each step's
+            gradients as they are.
 
     Raises:
         DeviceError: a device does not exist, or is named twice.
-        ConfigurationError: there is no gradient hook of this name.
+        ConfigurationError: there is no gradient hook of this name, or its arguments are wrong.
 
     Example:
         ```python

@@ -99,9 +99,9 @@ class MultiWorkerMirroredStrategy(
             ring, over servers without authentication. The attribute `dtrain_communication` holds the choice
             and its reason.
         memory_growth: whether GPUs allocate memory as needed instead of all at once.
-        gradient_hook: how gradients are reduced: "float16" or "bfloat16" all-reduces them in 16 bits;
-            "local_sgd" averages the weights every 8 steps instead; a `GradientHook` of your own; None
-            all-reduces them as they are.
+        gradient_hook: what replicas send: the name of a hook, such as "bfloat16", "power_sgd" or "local_sgd",
+            also with arguments, as in "diloco:every=20"; a `GradientHook`; None all-reduces each step's
+            gradients as they are.
         peer_timeout: seconds to wait for the other workers. None uses `DTRAIN_PEER_TIMEOUT`; if that is not
             set, no limit under `dtrain launch`, 120 under `dtrain.spawn` and 300 elsewhere.
 
@@ -112,7 +112,8 @@ class MultiWorkerMirroredStrategy(
         PeerMismatchError: the workers have different clusters or transports, or two have the same number.
         MPIError: the ranks of an MPI start cannot communicate, or MPI was asked for and cannot be used.
         ConfigurationError: TensorFlow has started already, and its own collectives are needed; the gradient
-            hook or the communication is not known, or the communication was given twice.
+            hook or the communication is not known, or the communication was given twice; or the hook sends
+            few bits, and the communication cannot.
 
     Example:
         ```python
@@ -164,8 +165,9 @@ class MultiWorkerMirroredStrategy(
         if hook is not None and hook.bits and layout.workers > 1 and transport is None:
             raise ConfigurationError(
                 f"{type(hook).__name__} sends numbers in {hook.bits} bits, but the workers communicate by "
-                "TensorFlow's collectives, which cannot.",
-                hint='set communication="ring" or "mpi", or leave out compress',
+                f"{self.dtrain_communication.library} ({self.dtrain_communication.reason}), which cannot.",
+                hint='set communication="ring" or "mpi", with one CPU for each worker, or use another hook; '
+                "DiLoCo can do without compress",
             )
         if layout.workers > 1:
             chosen = self.dtrain_communication

@@ -228,8 +228,9 @@ class StepFunction:
         self._program.forget_restored()
 
     def in_xla(self, steps: int | None, batch: int | None) -> bool:
-        """Whether the planned steps run in XLA (`Program.in_xla`)."""
-        return self._program.in_xla(steps, batch)
+        """Whether the planned steps run in XLA (`Program.in_xla`); not where outer steps come between."""
+        outer = self._training and self._layout.average_every
+        return not outer and self._program.in_xla(steps, batch)
 
     def _run(self, iterator: SplitIterator, phase: str | None, *, exact: bool, last: bool) -> Run:
         """The loop over steps of a phase; the last loop of a call computes the metrics' results too."""

@@ -278,7 +278,7 @@ class DataFeed(ResumableFeed):
             fits = (group := at_once(iterator)) and (not total or step + group <= total)
             return GroupCall(iterator, group) if fits else Call(iterator, 1)
         limits = [
-            self._call_size.steps(),
+            self._call_size.steps(round_begins=self._loop.local.round_begins),
             total - step if total else None,
             self._num_batches - self._steps_seen if self._num_batches else None,
             self._loop.session.max_steps(),

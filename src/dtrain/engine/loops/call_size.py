@@ -24,25 +24,32 @@ class CallSize:
     Args:
         layout: how the replicas are distributed.
         every_batch: whether each call is one step, because a callback needs each batch.
-        alone: whether a call of this worker sends nothing, so that others may make other calls.
+        alone: whether replicas train alone in rounds, within which nothing is sent.
     """
 
     def __init__(self, layout: ReplicaLayout, *, every_batch: bool, alone: bool = False) -> None:
         self.every_batch = every_batch
-        self._alone = alone or layout.workers == 1
+        self._alone = alone
         self._layout = layout
         self._size = 1
         self._proposed = 1
         self._calls = 0
 
-    def steps(self) -> int:
-        """The most steps of the next call. All workers must call it, equally often."""
+    def steps(self, *, round_begins: bool = True) -> int:
+        """The most steps of the next call. All workers must call it, equally often.
+
+        They make equal calls: by the number of calls they agree when to stop, and at their ends when to save.
+
+        Args:
+            round_begins: whether a round begins, where replicas train alone: then the workers agree.
+        """
         if self.every_batch:
             return 1
         self._calls += 1
-        if self._alone:
+        meets = self._calls <= _FIRST_MEETINGS or self._calls % _MEETING == 0
+        if self._layout.workers == 1:
             self._size = self._proposed
-        elif self._calls > 1 and (self._calls <= _FIRST_MEETINGS or self._calls % _MEETING == 0):
+        elif self._calls > 1 and (round_begins if self._alone else meets):
             # The slowest worker decides, because a call ends when all workers have run its steps.
             self._size = min(exchange(self._layout, self._proposed, what="the steps of a call"))
         return self._size

@@ -1,6 +1,7 @@
 """What each replica of a `fit` holds by itself for some steps: what the loop over the steps asks of it.
 
-It is implemented in `engine/synchronisation/`, in `accumulation.py` and `weight_averages.py`.
+It is implemented in `engine/synchronisation/`: `accumulation.py`, `weight_averages.py`, `outer_steps.py` and
+`steps_without_hook.py`.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ class LocalState:
     Attributes:
         savable: whether a checkpoint can be saved now.
         apart: whether the optimizer's accumulators hold partial sums, one a replica.
+        round_begins: whether a round begins, where replicas train alone.
         functions: traced functions, by their names. The train function sets its own, which later calls of
             `fit` use again.
     """
 
     savable: bool = True
     apart: bool = False
+    round_begins: bool = True
 
     def __init__(self) -> None:
         self.functions: dict[str, Callable[..., Any]] = {}

@@ -48,7 +48,8 @@ class Fragment:
         self._total: Callable[[], Any] = lambda: None
 
     def reset(self, strategy: Any) -> None:
-        """The next outer step is taken from the weights as they are."""
+        """The next outer step is taken from the weights as they are; one that has begun is forgotten."""
+        self.due, self._total = None, lambda: None
         self._run(strategy, self._remember)
 
     def begin(self, strategy: Any, bits: int | None) -> None:
@@ -146,13 +147,14 @@ class OuterStep:
 
     @property
     def fragments(self) -> list[Fragment]:
-        """The fragments, made at first.
+        """The fragments. They are made at first, and anew where other weights have become trainable.
 
         Raises:
             ConfigurationError: the model has no weights yet.
         """
         weights = self._model.trainable_variables
-        if not self._fragments:
+        known = [weight for fragment in self._fragments for weight in fragment.weights]
+        if not known or [*map(id, known)] != [*map(id, weights)]:
             if not self._model.built or not weights:
                 raise ConfigurationError(
                     "DiLoCo needs the weights before the first step, and the model is not built.",
@@ -215,6 +217,7 @@ class OuterSteps(WeightAverages):
         super().__init__(model, layout, callbacks)
         self._step: Any = outer_step_of(model)
         self._hook: Any = layout.gradient_hook
+        self._fragments: list[Fragment] = []  # made when the first epoch opens
         self._moved = 0  # the last step after which all replicas were equal
 
     @property
@@ -224,18 +227,11 @@ class OuterSteps(WeightAverages):
 
     def open(self) -> None:
         """Begins with the weights as they are, which a callback may have set."""
-        fragments = self._step.fragments
+        self._fragments = self._fragments or self._step.fragments
         if self.savable:
             self._since = self._moved = 0
-            for fragment in fragments:
+            for fragment in self._fragments:
                 fragment.reset(self._model.distribute_strategy)
-
-    def fitting(self, steps: int) -> int:
-        """The most steps, up to `steps`, after which all replicas are equal; `steps` if there are none."""
-        if len(self._step.fragments) > 1 or self._hook.overlap:
-            return steps
-        first = self._every - self._since % self._every
-        return steps if steps < first else steps - (steps - first) % self._every
 
     def next_run(self, most: int) -> tuple[str | None, int]:
         """The usual way to treat gradients, at most until a fragment's outer step begins or ends."""
@@ -244,42 +240,42 @@ class OuterSteps(WeightAverages):
     def note(self, steps: int) -> None:
         """Counts the steps, and begins and takes the outer steps whose time it is."""
         self._since += steps
-        for fragment in self._step.fragments:
+        for fragment in self._fragments:
             if fragment.due == self._since:
                 self._end(fragment)
-        for fragment, after in zip(self._step.fragments, self._offsets(), strict=True):
+        for fragment, after in zip(self._fragments, self._offsets(), strict=True):
             if self._since % self._every == after % self._every and fragment.due is None:
                 fragment.due = self._since + self._hook.overlap
                 fragment.begin(self._model.distribute_strategy, self._hook.bits)
                 if not self._hook.overlap:
                     self._end(fragment)
-        if len(self._step.fragments) == 1 and not self._hook.overlap and self._since % self._every == 0:
+        if len(self._fragments) == 1 and not self._hook.overlap and self._since % self._every == 0:
             self._statistics()
             self._moved = self._since
 
     def close(self) -> None:
-        """Moves all fragments, unless the replicas are equal already."""
+        """Moves all fragments, unless the replicas are equal already, and counts the steps anew."""
         if self.savable:
             return
         with events.waiting_for_others():  # no step runs whose time includes this waiting
             strategy = self._model.distribute_strategy
-            for fragment in self._step.fragments:
+            for fragment in self._fragments:
                 if fragment.due is not None:
                     self._end(fragment)
-            for fragment in self._step.fragments:
+            for fragment in self._fragments:
                 fragment.begin(strategy, self._hook.bits)
                 fragment.end(strategy, self._layout.replicas, late=False)
             self._statistics()
-        self._moved = self._since
+        self._since = self._moved = 0
 
     def _events(self) -> list[int]:
         """The numbers of steps, counted as `_since`, after which fragments' outer steps begin or end next."""
         begins = [self._since + (after - self._since - 1) % self._every + 1 for after in self._offsets()]
-        return begins + [fragment.due for fragment in self._step.fragments if fragment.due is not None]
+        return begins + [fragment.due for fragment in self._fragments if fragment.due is not None]
 
     def _offsets(self) -> list[int]:
         """For each fragment, the number of steps of a round after which its outer step begins."""
-        number = len(self._step.fragments)
+        number = len(self._fragments)
         return [self._every * (place + 1) // number for place in range(number)]
 
     def _end(self, fragment: Fragment) -> None:

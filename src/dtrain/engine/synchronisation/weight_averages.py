@@ -55,9 +55,14 @@ class WeightAverages(LocalState):
         """Whether all replicas are equal now."""
         return self._since == 0
 
+    @property
+    def round_begins(self) -> bool:  # type: ignore[override]
+        """Whether the next step is the first one of a round."""
+        return self._since % self._every == 0
+
     def fitting(self, steps: int) -> int:
-        """The most steps, up to `steps`, that end with an averaging; `steps` if there is none before."""
-        first = self._every - self._since
+        """The most steps, up to `steps`, that end with a round; `steps` if no round ends before."""
+        first = self._every - self._since % self._every
         return steps if steps < first else steps - (steps - first) % self._every
 
     def next_run(self, most: int) -> tuple[str | None, int]:
@@ -83,7 +88,7 @@ class WeightAverages(LocalState):
         """After an error: one worker averages; several cannot, because the others may not come."""
         if self._layout.workers == 1:
             self.close()
-        elif self._since:
+        elif not self.savable:
             logger.warning("fit ended while replicas trained alone: each worker has weights of its own.")
 
     def _average(self) -> Callable[[], Any]:
