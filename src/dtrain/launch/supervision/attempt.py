@@ -126,8 +126,12 @@ class AttemptPolicy(Policy):
 
     @property
     def reached(self) -> int:
-        """The highest step that a task has reached in this attempt; 0 if none has completed one."""
-        return max((latest.step for latest in self.latest.values() if latest.done), default=0)
+        """The step that the first task has reached in this attempt; 0 if it has completed none.
+
+        A run's record is of the first task. Workers that train alone may be ahead of it.
+        """
+        latest = self.latest.get(next(iter(self.addresses)))
+        return latest.step if latest is not None and latest.done else 0
 
     def step_of(self, task: Task) -> int | None:
         """The training step that a task has reached; None until it has completed one in this attempt."""
