@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from dtrain.collectives.quantization import Quantization
-from dtrain.gradient_hooks.hook_state import HookState, own
-from dtrain.interfaces.gradient_hook import GradientHook, check_integer
+from dtrain.gradient_hooks.hook_state import StatefulHook, common_variable, is_matrix
+from dtrain.interfaces.gradient_hook import check_integer
 from dtrain.interfaces.managed_strategy import managed
 
 _MOST_CALLS = 4096  # of a step: the numbers of its calls follow those of the step before
 
 
-class Int8(GradientHook):
+class Int8(StatefulHook):
     """Sends the gradients of matrices between workers in 8 bits, with a scale for each 256 numbers.
 
     Rounding is stochastic, so the mean of what arrives is what was sent. The rounding of a step depends on
@@ -42,13 +42,9 @@ class Int8(GradientHook):
     bits = 8
 
     def __init__(self, seed: int = 0) -> None:
+        super().__init__()
         check_integer(seed, "seed", least=0)
         self._quantization = Quantization(self.bits, seed)
-        self._state = HookState(_steps_of)
-
-    def state_of(self, variables: Sequence[Any]) -> list[tf.Variable]:
-        """As `GradientHook.state_of`: for a matrix, the number of its steps."""
-        return self._state.of_all(variables)
 
     def reduce(
         self,
@@ -57,10 +53,8 @@ class Int8(GradientHook):
         all_reduce: Callable[[list[tf.Tensor]], list[tf.Tensor]],
     ) -> list[tf.Tensor]:
         """As `GradientHook.reduce`: each process sums over its replicas first."""
-        states = [list(map(own, self._state.of(variable))) for variable in variables]
-        whole = [i for i, state in enumerate(states) if not state]
+        states, matrices, whole = self._own_states(variables)
         reduced = dict(zip(whole, all_reduce([gradients[i] for i in whole]), strict=True))
-        matrices = [i for i, state in enumerate(states) if state]
         groups = managed(tf.distribute.get_strategy()).reduction_groups([gradients[i] for i in matrices])
         for call, group in enumerate(groups if matrices else ()):
             numbers = [matrices[place] for place in group]
@@ -84,16 +78,6 @@ class Int8(GradientHook):
             return total
         return calls.quantized_sum(total, self._quantization, strategy.experimental_local_results(number)[0])
 
-
-def _steps_of(weight: Any) -> list[tf.Variable]:
-    if weight.shape.rank < 2 or not weight.dtype.is_floating:
-        return []
-    return [
-        tf.Variable(
-            tf.zeros([], tf.int64),
-            trainable=False,
-            synchronization=tf.VariableSynchronization.ON_WRITE,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            name="quantized_steps",
-        )
-    ]
+    def _make(self, weight: Any) -> list[tf.Variable]:
+        """The number of a matrix' steps."""
+        return [common_variable(tf.zeros([], tf.int64), "quantized_steps")] if is_matrix(weight) else []

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from dtrain.gradient_hooks.hook_state import HookState, error_memory, own
-from dtrain.interfaces.gradient_hook import GradientHook, check_integer, check_steps
+from dtrain.gradient_hooks.hook_state import StatefulHook, common_variable, error_memory, is_matrix
+from dtrain.interfaces.gradient_hook import check_integer, check_steps
 
 
-class PowerSGD(GradientHook):
+class PowerSGD(StatefulHook):
     """Sends the gradient of a matrix as two matrices of a low rank, and remembers what they leave out.
 
     A gradient of shape `(..., n)` is a matrix M with n columns. The replicas sum M Q of shape `(rows, rank)`,
@@ -44,15 +44,11 @@ class PowerSGD(GradientHook):
     """
 
     def __init__(self, rank: int = 4, *, start: int = 0, seed: int = 0) -> None:
+        super().__init__()
         check_integer(rank, "rank", least=1)
         check_steps(start, "start", least=0)
         check_integer(seed, "seed", least=0)
         self.rank, self.start, self.seed = rank, start, seed
-        self._state = HookState(self._make)
-
-    def state_of(self, variables: Sequence[Any]) -> list[tf.Variable]:
-        """As `GradientHook.state_of`: of a matrix, what was not sent, and Q."""
-        return self._state.of_all(variables)
 
     def reduce(
         self,
@@ -61,9 +57,7 @@ class PowerSGD(GradientHook):
         all_reduce: Callable[[list[tf.Tensor]], list[tf.Tensor]],
     ) -> list[tf.Tensor]:
         """As `GradientHook.reduce`: what all replicas get is the same product of two matrices."""
-        states = [list(map(own, self._state.of(variable))) for variable in variables]
-        low = [i for i, state in enumerate(states) if state]
-        whole = [i for i, state in enumerate(states) if not state]
+        states, low, whole = self._own_states(variables)
         matrices = {i: _matrix(tf.cast(gradients[i], tf.float32) + states[i][0]) for i in low}
         products = [matrices[i] @ states[i][1] for i in low]
         sums = all_reduce([*products, *(gradients[i] for i in whole)])
@@ -79,21 +73,15 @@ class PowerSGD(GradientHook):
         return [reduced[i] for i in range(len(gradients))]
 
     def _make(self, weight: Any) -> list[tf.Variable]:
-        if weight.shape.rank < 2 or not weight.dtype.is_floating:
+        """What was not sent of a matrix, and Q."""
+        if not is_matrix(weight):
             return []
         columns = weight.shape[-1]
         rows = int(np.prod(weight.shape[:-1]))
         if self.rank * (rows + columns) >= rows * columns:
             return []
         first = tf.random.stateless_normal([columns, self.rank], [self.seed, 0])
-        factor = tf.Variable(
-            first,
-            trainable=False,
-            synchronization=tf.VariableSynchronization.ON_WRITE,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            name="low_rank_factor",
-        )
-        return [error_memory(weight), factor]
+        return [error_memory(weight), common_variable(first, "low_rank_factor")]
 
 
 def _matrix(gradient: tf.Tensor) -> tf.Tensor:

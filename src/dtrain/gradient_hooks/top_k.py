@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from dtrain.errors import ConfigurationError
-from dtrain.gradient_hooks.hook_state import HookState, error_memory, own
-from dtrain.interfaces.gradient_hook import GradientHook, check_steps
+from dtrain.gradient_hooks.hook_state import StatefulHook, error_memory
+from dtrain.interfaces.gradient_hook import check_steps
 
 
-class TopK(GradientHook):
+class TopK(StatefulHook):
     """Sends the largest numbers of each gradient with their places, and adds the others to the next gradient.
 
     Each replica chooses its own numbers, by their absolute values. Each gets those of all others, so with
@@ -42,6 +42,7 @@ class TopK(GradientHook):
     """
 
     def __init__(self, ratio: float = 0.01, *, start: int = 0) -> None:
+        super().__init__()
         number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
         if not number or not 0.0 < ratio < 1.0:
             raise ConfigurationError(
@@ -50,11 +51,6 @@ class TopK(GradientHook):
             )
         check_steps(start, "start", least=0)
         self.ratio, self.start = ratio, start
-        self._state = HookState(self._make)
-
-    def state_of(self, variables: Sequence[Any]) -> list[tf.Variable]:
-        """As `GradientHook.state_of`: what was not sent of a weight's gradients."""
-        return self._state.of_all(variables)
 
     def reduce(
         self,
@@ -63,9 +59,7 @@ class TopK(GradientHook):
         all_reduce: Callable[[list[tf.Tensor]], list[tf.Tensor]],
     ) -> list[tf.Tensor]:
         """As `GradientHook.reduce`: the sum of what all replicas have sent."""
-        states = [list(map(own, self._state.of(variable))) for variable in variables]
-        chosen = [i for i, state in enumerate(states) if state]
-        whole = [i for i, state in enumerate(states) if not state]
+        states, chosen, whole = self._own_states(variables)
         places, values, offset = [], [], 0
         sizes = [int(np.prod(states[i][0].shape)) for i in chosen]
         for i, size in zip(chosen, sizes, strict=True):
@@ -94,6 +88,7 @@ class TopK(GradientHook):
         return max(1, round(self.ratio * size))
 
     def _make(self, weight: Any) -> list[tf.Variable]:
+        """What was not sent of a weight's gradients."""
         size = int(np.prod(weight.shape))
         small = size < 3 * self._number(size) or not weight.dtype.is_floating
         return [] if small else [error_memory(weight)]
