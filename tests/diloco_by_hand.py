@@ -79,9 +79,11 @@ def by_hand(
                     if not overlap:
                         move(number, waiting.pop(number)[1], 0.0)
         if len(groups) > 1 or overlap or since % every:
-            for number in sorted(waiting):
-                move(number, waiting.pop(number)[1], 0.5)
             for number, group in enumerate(groups):
-                move(number, mean_change(group), 0.0)
+                began = since % every == every * (number + 1) // len(groups) % every  # after the last step
+                if number in waiting:
+                    move(number, waiting.pop(number)[1], 0.0 if began else 0.5)
+                if not began:
+                    move(number, mean_change(group), 0.0)
     final: list[np.ndarray] = common.get_weights()
     return final

@@ -45,12 +45,16 @@ class Quantization:
         blocks = -(-len(values) // BLOCK)
         padded = np.zeros((blocks, BLOCK), np.float32)
         padded.reshape(-1)[: len(values)] = values
-        scales = np.abs(padded).max(axis=1, keepdims=True, initial=0.0) / np.float32(most)
-        steps = np.divide(padded, scales, out=np.zeros_like(padded), where=(scales > 0) & np.isfinite(scales))
+        largest = np.abs(padded).max(axis=1, keepdims=True, initial=0.0)
+        finite = np.isfinite(largest)
+        padded[~finite[:, 0]] = 0.0
+        scales = np.where(finite, largest / np.float32(most), np.float32(np.nan))
+        padded /= np.where(finite & (scales > 0), scales, np.float32(1.0))
         generator = np.random.Generator(np.random.PCG64([self.seed, *key]))
-        steps += generator.random(steps.shape, np.float32)
-        codes = np.clip(np.floor(steps), -most, most).astype(np.int8).reshape(-1)[: len(values)]
-        scales[~np.isfinite(scales)] = np.nan
+        padded += generator.random(padded.shape, np.float32)
+        np.floor(padded, out=padded)
+        np.clip(padded, -most, most, out=padded)
+        codes = padded.astype(np.int8).reshape(-1)[: len(values)]
         if self.bits == 4:
             pairs = np.zeros(-(-len(codes) // 2) * 2, np.uint8)
             pairs[: len(codes)] = (codes + 8).view(np.uint8)
@@ -61,9 +65,9 @@ class Quantization:
         """The vector of `number` numbers whose bytes these are."""
         blocks = -(-number // BLOCK)
         scales, codes = sent[: 4 * blocks].view(np.float32), sent[4 * blocks :]
+        steps = np.zeros((blocks, BLOCK), np.float32)
         if self.bits == 4:
-            codes = np.stack([codes & 15, codes >> 4], axis=1).reshape(-1)[:number]
-            steps = codes.astype(np.float32) - 8
-        else:
-            steps = codes.view(np.int8).astype(np.float32)
-        return steps * np.repeat(scales, BLOCK)[:number]
+            codes = (np.stack([codes & 15, codes >> 4], axis=1).reshape(-1)[:number] - 8).view(np.int8)
+        steps.reshape(-1)[:number] = codes.view(np.int8)
+        steps *= scales[:, np.newaxis]
+        return steps.reshape(-1)[:number]

@@ -35,6 +35,7 @@ class Fragment:
 
     Attributes:
         optimizer: an outer optimizer for these weights alone.
+        began: the steps of the epoch after which its last outer step began; 0 if none has.
         due: the steps of the epoch after which the outer step is taken that has begun; None if none has.
     """
 
@@ -42,6 +43,7 @@ class Fragment:
         self.weights = list(weights)
         self.optimizer = type(outer).from_config(outer.get_config())
         self.optimizer.build(self.weights)
+        self.began = 0
         self.due: int | None = None
         self._begun = [tf.Variable(weight.value, trainable=False) for weight in weights]
         self._functions: dict[Any, Callable[..., Any]] = {}
@@ -49,7 +51,7 @@ class Fragment:
 
     def reset(self, strategy: Any) -> None:
         """The next outer step is taken from the weights as they are; one that has begun is forgotten."""
-        self.due, self._total = None, lambda: None
+        self.began, self.due, self._total = 0, None, lambda: None
         self._run(strategy, self._remember)
 
     def begin(self, strategy: Any, bits: int | None) -> None:
@@ -245,7 +247,7 @@ class OuterSteps(WeightAverages):
                 self._end(fragment)
         for fragment, after in zip(self._fragments, self._offsets(), strict=True):
             if self._since % self._every == after % self._every and fragment.due is None:
-                fragment.due = self._since + self._hook.overlap
+                fragment.began, fragment.due = self._since, self._since + self._hook.overlap
                 fragment.begin(self._model.distribute_strategy, self._hook.bits)
                 if not self._hook.overlap:
                     self._end(fragment)
@@ -254,17 +256,19 @@ class OuterSteps(WeightAverages):
             self._moved = self._since
 
     def close(self) -> None:
-        """Moves all fragments, unless the replicas are equal already, and counts the steps anew."""
+        """Moves all fragments that have changed since they began to be moved, and counts the steps anew."""
         if self.savable:
             return
+        strategy, replicas = self._model.distribute_strategy, self._layout.replicas
         with events.waiting_for_others():  # no step runs whose time includes this waiting
-            strategy = self._model.distribute_strategy
             for fragment in self._fragments:
+                if fragment.began < self._since:
+                    if fragment.due is not None:
+                        self._end(fragment)
+                    fragment.due = self._since
+                    fragment.begin(strategy, self._hook.bits)
                 if fragment.due is not None:
-                    self._end(fragment)
-            for fragment in self._fragments:
-                fragment.begin(strategy, self._hook.bits)
-                fragment.end(strategy, self._layout.replicas, late=False)
+                    fragment.end(strategy, replicas, late=False)
             self._statistics()
         self._since = self._moved = 0
 
