@@ -104,19 +104,43 @@ class Stop(keras.callbacks.Callback):  # type: ignore[misc]
             raise InterruptedError
 
 
-def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
-    """Each replica's inner state and the outer momentum are in the checkpoint."""
+class Count(keras.callbacks.Callback):  # type: ignore[misc]
+    """Counts the steps."""
 
-    def run(folder: Path, callbacks: list[Any]) -> Any:
-        made = compiled(strategy_of(2, dtrain.DiLoCo(2)))
-        backup = dtrain.BackupAndRestore(folder, save_freq=2)
-        made.fit(X, Y, batch_size=4, epochs=3, shuffle=False, verbose=0, callbacks=[backup, *callbacks])
-        return made
+    steps = 0
 
-    whole = run(tmp_path / "whole", [])
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.steps += 1
+
+
+HOOKS = {
+    "plain": {"every": 3},
+    "in turn": {"every": 3, "fragments": 2},
+    "in turn and late": {"every": 3, "fragments": 2, "overlap": 1},
+}
+
+
+def interrupted(folder: Path, hook: str, replicas: int, callback: Any) -> Any:
+    """A model with moving statistics, in whose fit a checkpoint is saved after the third of six steps."""
+    with strategy_of(replicas, dtrain.DiLoCo(**HOOKS[hook])).scope():
+        keras.utils.set_random_seed(5)
+        layers = [keras.layers.Dense(4, "tanh"), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
+        made = keras.Sequential([keras.Input((3,)), *layers])
+        made.compile(inner(), "mse")
+    callbacks = [dtrain.BackupAndRestore(folder, save_freq=3), callback]
+    made.fit(X, Y, batch_size=4, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
+    return made
+
+
+@pytest.mark.parametrize("hook", ["plain", "in turn and late"])
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, hook: str) -> None:
+    """Each replica's inner state, its weights where they differ, and the outer momentum are saved."""
+    whole = interrupted(tmp_path / "whole", hook, 2, Count())
     with pytest.raises(InterruptedError):
-        run(tmp_path / "stopped", [Stop()])
-    resumed = run(tmp_path / "stopped", [])
+        interrupted(tmp_path / "stopped", hook, 2, Stop())
+    count = Count()
+    resumed = interrupted(tmp_path / "stopped", hook, 2, count)
+    assert count.steps == 15
     for one, other in zip(resumed.get_weights(), whole.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     for one, other in zip(resumed.optimizer.variables, whole.optimizer.variables, strict=True):
@@ -127,6 +151,36 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
             strict=True,
         ):
             np.testing.assert_array_equal(part, right)
+
+
+def test_one_replica_goes_on_with_the_mean_of_what_each_had(tmp_path: Path) -> None:
+    class Kept(Stop):
+        """Keeps the mean of the replicas' weights at the end of the first round."""
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 2:
+                local = self.model.distribute_strategy.experimental_local_results
+                parts = [[part.numpy() for part in local(weight.value)] for weight in self.model.weights]
+                self.differ = any((first != second).any() for first, second in parts)
+                self.mean = [np.mean(both, axis=0) for both in parts]
+            super().on_train_batch_end(batch, logs)
+
+    class Seen(Count):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if not self.steps:
+                self.weights = self.model.get_weights()
+
+    kept, seen = Kept(), Seen()
+    with pytest.raises(InterruptedError):
+        interrupted(tmp_path, "in turn", 2, kept)
+    assert kept.differ
+    plain = keras.models.clone_model(kept.model)
+    dtrain.BackupAndRestore(tmp_path).restore_weights(plain)
+    interrupted(tmp_path, "in turn", 1, seen)
+    assert seen.steps == 15
+    for found in (plain.get_weights(), seen.weights):
+        for one, mean in zip(found, kept.mean, strict=True):
+            np.testing.assert_allclose(one, mean, rtol=1e-6, atol=1e-7)
 
 
 def test_weights_that_become_trainable_are_moved_too() -> None:

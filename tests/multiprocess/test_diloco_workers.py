@@ -105,8 +105,39 @@ def calls_of_unequal_workers(folder: str) -> tuple[list[int], list[np.ndarray]]:
     return steps, made.get_weights()
 
 
+class Stop(keras.callbacks.Callback):  # type: ignore[misc]
+    """Ends a fit as a fault would."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch >= 6:
+            raise InterruptedError
+
+
+def streamed(folder: str, *more: Any) -> list[np.ndarray]:
+    """The weights after training in rounds of five steps, which a checkpoint follows."""
+    hook = dtrain.DiLoCo(5, compress="int8", fragments=2, overlap=2)
+    strategy = dtrain.MultiWorkerMirroredStrategy(gradient_hook=hook)
+    with strategy.scope():
+        made = model()
+        made.compile(inner(), "mse")
+    made.fit(X, Y, **HOW, callbacks=[dtrain.BackupAndRestore(folder, save_freq=5), *more])
+    return made.get_weights()
+
+
+def in_rounds(folder: str) -> tuple[Any, ...]:
+    whole = streamed(f"{folder}/whole")
+    try:
+        streamed(f"{folder}/stopped", Stop())
+    except InterruptedError:
+        resumed = streamed(f"{folder}/stopped")
+    return *calls_of_unequal_workers(f"{folder}/unequal"), whole, resumed
+
+
 def test_workers_make_equal_calls_and_checkpoints(tmp_path: Path) -> None:
-    first, second = dtrain.spawn(calls_of_unequal_workers, 2, args=(str(tmp_path),))
+    first, second = dtrain.spawn(in_rounds, 2, args=(str(tmp_path),))
+    for one, resumed, other in zip(first[2], first[3], second[3], strict=True):
+        np.testing.assert_array_equal(resumed, one)
+        np.testing.assert_array_equal(resumed, other)
     assert first[0] == second[0]
     assert max(first[0]) == 24
     for one, other in zip(first[1], second[1], strict=True):

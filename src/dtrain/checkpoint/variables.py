@@ -98,6 +98,12 @@ class StoredValue:
         """The part of that number: of a replica, or of a divided weight."""
         return self._read(f"{_OWN}/{self.number}/{place}")
 
+    def parts(self) -> dict[int, Any]:
+        """The parts of all replicas whose parts are there, by replica."""
+        begin = f"{_OWN}/{self.number}/"
+        places = (name.removeprefix(begin) for name in self.tensors if name.startswith(begin))
+        return {place: self.part(place) for place in sorted(int(place) for place in places)}
+
     def whole(self) -> Any:
         """The whole value."""
         dim = self.entry.divided_dim
@@ -152,8 +158,7 @@ class TrainingVariables:
         self._layout = layout_of(strategy) or _ALONE
         asynchronous = managed(strategy).asynchronous
         self._snapshots = None if asynchronous is None else asynchronous.snapshots(model)
-        outer = outer_step_of(model)
-        self._own = set() if outer is None else {id(variable) for variable in outer.own_variables()}
+        self._outer = outer = outer_step_of(model)
         further = prepare_hook(strategy, model.trainable_variables) if outer is None else outer.variables
         self._variables = _unique(model, self._optimizer, metrics, further)
         inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
@@ -163,6 +168,7 @@ class TrainingVariables:
 
     def table(self) -> list[Entry]:
         """The entries of all variables; the index of an entry is the number in its tensors' names."""
+        self._note_own()
         return [
             Entry(_name(v), _shape(v), tf.as_dtype(v.dtype).name, self._apart(v)) for v in self._variables
         ]
@@ -189,6 +195,7 @@ class TrainingVariables:
                 "checkpoints: no folder would have a whole model.",
                 hint="give all workers a directory on a file system that they share",
             )
+        self._note_own()
         tensors = {}
         turns = itertools.cycle(range(len(self._shards.groups)))
         for i, owner in enumerate(self._writers(writers)):
@@ -246,6 +253,7 @@ class TrainingVariables:
         Raises:
             CheckpointError: the checkpoint lacks a value.
         """
+        self._note_own()
         kept_apart = False
         for i, (variable, entry) in enumerate(zip(self._variables, table, strict=True)):
             stored = StoredValue(i, entry, tensors)
@@ -275,8 +283,14 @@ class TrainingVariables:
         for i, (variable, entry) in enumerate(zip(self._variables[:count], table, strict=False)):
             if (stored := StoredValue(i, entry, tensors)).shared:
                 self._write_shared(variable, stored)
+            elif entry.apart == "mean":  # of replicas that trained alone
+                self._write_parts(variable, stored.parts(), entry.apart, same=False)
 
     # --- what kind of variable it is
+
+    def _note_own(self) -> None:
+        """Notes what each replica has for itself now: under DiLoCo, weights only between some rounds."""
+        self._own = set() if self._outer is None else {id(own) for own in self._outer.own_variables()}
 
     def _apart(self, variable: Any) -> str:
         tf_variable = underlying(variable)

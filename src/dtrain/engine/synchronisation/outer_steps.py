@@ -36,6 +36,7 @@ class Fragment:
     Attributes:
         optimizer: an outer optimizer for these weights alone.
         began: the steps of the epoch after which its last outer step began; 0 if none has.
+        start: the weights from which the next outer step is taken. They are equal on all replicas.
         due: the steps of the epoch after which the outer step is taken that has begun; None if none has.
     """
 
@@ -45,7 +46,9 @@ class Fragment:
         self.optimizer.build(self.weights)
         self.began = 0
         self.due: int | None = None
-        self._begun = [tf.Variable(weight.value, trainable=False) for weight in weights]
+        self.start = [
+            tf.Variable(weight.value, trainable=False, name=f"start_of_{weight.name}") for weight in weights
+        ]
         self._functions: dict[Any, Callable[..., Any]] = {}
         self._total: Callable[[], Any] = lambda: None
 
@@ -99,15 +102,15 @@ class Fragment:
 
     def _remember(self) -> None:
         with local_update():
-            for weight, begun in zip(self.weights, self._begun, strict=True):
-                begun.assign(underlying(weight).read_value())
+            for weight, start in zip(self.weights, self.start, strict=True):
+                start.assign(underlying(weight).read_value())
 
     def _changes(self) -> tf.Tensor:
         """In a replica: what it has changed, one vector."""
-        dtype = tf.float64 if any(begun.dtype == tf.float64 for begun in self._begun) else tf.float32
+        dtype = tf.float64 if any(start.dtype == tf.float64 for start in self.start) else tf.float32
         changes = [
-            tf.cast(begun.read_value(), dtype) - tf.cast(underlying(weight).read_value(), dtype)
-            for weight, begun in zip(self.weights, self._begun, strict=True)
+            tf.cast(start.read_value(), dtype) - tf.cast(underlying(weight).read_value(), dtype)
+            for weight, start in zip(self.weights, self.start, strict=True)
         ]
         return tf.concat([tf.reshape(change, [-1]) for change in changes], axis=0)
 
@@ -117,19 +120,19 @@ class Fragment:
 
     def _take(self, mean: tf.Tensor, *, late: bool) -> None:
         """In a replica: the outer step, by the mean of what the replicas have changed."""
-        sizes = [begun.shape.num_elements() for begun in self._begun]
+        sizes = [start.shape.num_elements() for start in self.start]
         gradients = [
-            tf.cast(tf.reshape(part, begun.shape), begun.dtype)
-            for part, begun in zip(tf.split(mean, sizes), self._begun, strict=True)
+            tf.cast(tf.reshape(part, start.shape), start.dtype)
+            for part, start in zip(tf.split(mean, sizes), self.start, strict=True)
         ]
         mine = [underlying(weight) for weight in self.weights]
         with local_update():
             own = [tf.identity(weight.read_value()) for weight in mine]
-            for weight, begun in zip(mine, self._begun, strict=True):
-                weight.assign(begun.read_value())
+            for weight, start in zip(mine, self.start, strict=True):
+                weight.assign(start.read_value())
             self.optimizer.apply(gradients, self.weights)
-            for weight, begun, had in zip(mine, self._begun, own, strict=True):
-                begun.assign(weight.read_value())
+            for weight, start, had in zip(mine, self.start, own, strict=True):
+                start.assign(weight.read_value())
                 if late:
                     weight.assign(_KEPT * had + (1.0 - _KEPT) * weight.read_value())
 
@@ -146,6 +149,22 @@ class OuterStep:
         self._model = weakref.proxy(model)
         self._hook = hook
         self._fragments: list[Fragment] = []
+        self._apart: Any = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether replicas differ at the end of a round, because fragments move in turn or late."""
+        return self._hook.fragments > 1 or self._hook.overlap > 0
+
+    @property
+    def apart(self) -> bool:
+        """Whether each replica has weights of its own, with which the next round goes on."""
+        return self._apart is not None and bool(self._apart)  # a variable, so that checkpoints say it
+
+    @apart.setter
+    def apart(self, value: bool) -> None:
+        if self.streams:
+            self._apart.assign(value)
 
     @property
     def fragments(self) -> list[Fragment]:
@@ -166,20 +185,33 @@ class OuterStep:
                 self._fragments = [
                     Fragment(some, self._hook.outer) for some in fragments_of(weights, self._hook.fragments)
                 ]
+            self._apart = tf.Variable(False, name="replicas_apart")
         return self._fragments
 
     @property
     def variables(self) -> list[Any]:
         """The variables that a checkpoint must have. They are equal on all replicas."""
-        return [variable for fragment in self.fragments for variable in fragment.optimizer.variables]
+        variables = [variable for fragment in self.fragments for variable in fragment.optimizer.variables]
+        if self.streams:
+            variables += [*(start for fragment in self.fragments for start in fragment.start), self._apart]
+        return variables
 
     def own_variables(self) -> Iterator[Any]:
-        """TensorFlow's variables of the inner optimizer's state, which each replica has for itself."""
+        """TensorFlow's variables of each replica alone: the inner state, and weights if `apart`."""
         inner = self._model.optimizer
         if inner is None or not inner.built:
             return
         for weight in self._model.trainable_variables:
             yield from map(underlying, keras_optimizers.slots_of(inner, weight))
+        if self.apart:
+            yield from map(underlying, self._model.trainable_variables)
+            yield from statistics_of(self._model)
+
+
+def statistics_of(model: Any) -> list[Any]:
+    """TensorFlow's variables of a model's moving statistics."""
+    variables = map(underlying, model.non_trainable_variables)
+    return [variable for variable in variables if variable.dtype.is_floating]
 
 
 def fragments_of(weights: Sequence[Any], number: int) -> list[list[Any]]:
@@ -212,7 +244,7 @@ class OuterSteps(WeightAverages):
 
     The rounds of an epoch have `every` steps. Of P fragments, the one of number p, from 0, begins when
     (p + 1) / P of a round have passed, and ends `overlap` steps later. The epoch's end moves all, so that all
-    replicas are equal then.
+    replicas are equal then. At a round's end, a checkpoint holds the weights of each replica if they differ.
     """
 
     def __init__(self, model: Any, layout: ReplicaLayout, callbacks: Sequence[Any]) -> None:
@@ -220,24 +252,43 @@ class OuterSteps(WeightAverages):
         self._step: Any = outer_step_of(model)
         self._hook: Any = layout.gradient_hook
         self._fragments: list[Fragment] = []  # made when the first epoch opens
-        self._moved = 0  # the last step after which all replicas were equal
+        self._resumed = False
 
     @property
     def savable(self) -> bool:  # type: ignore[override]
+        """Whether a round has ended: then no sum is sent, or one that has just begun and can begin again."""
+        return self.round_begins
+
+    @property
+    def _equal(self) -> bool:
         """Whether all replicas have the same weights now."""
-        return self._moved == self._since
+        return self._since == 0 or (self.round_begins and not self._step.streams)
+
+    def restore(self, *, apart: bool) -> None:
+        """Notes that a checkpoint was restored, which the end of a round may have saved."""
+        self._resumed = self._step.apart
 
     def open(self) -> None:
         """Begins with the weights as they are, which a callback may have set."""
         self._fragments = self._fragments or self._step.fragments
-        if self.savable:
-            self._since = self._moved = 0
+        if self._equal and not self._resumed:
+            self._since, self._step.apart = 0, False
             for fragment in self._fragments:
                 fragment.reset(self._model.distribute_strategy)
 
     def next_run(self, most: int) -> tuple[str | None, int]:
         """The usual way to treat gradients, at most until a fragment's outer step begins or ends."""
+        if self._resumed:
+            self._go_on()
         return None, min(most, *(after - self._since for after in self._events()))
+
+    def _go_on(self) -> None:
+        """Goes on after a round whose end was saved: what began then begins again."""
+        self._resumed, self._since = False, self._every
+        for fragment, after in zip(self._fragments, self._offsets(), strict=True):
+            fragment.began = after
+        if self._hook.overlap:
+            self._begin(self._fragments[-1])
 
     def note(self, steps: int) -> None:
         """Counts the steps, and begins and takes the outer steps whose time it is."""
@@ -247,17 +298,19 @@ class OuterSteps(WeightAverages):
                 self._end(fragment)
         for fragment, after in zip(self._fragments, self._offsets(), strict=True):
             if self._since % self._every == after % self._every and fragment.due is None:
-                fragment.began, fragment.due = self._since, self._since + self._hook.overlap
-                fragment.begin(self._model.distribute_strategy, self._hook.bits)
+                self._begin(fragment)
                 if not self._hook.overlap:
                     self._end(fragment)
-        if len(self._fragments) == 1 and not self._hook.overlap and self._since % self._every == 0:
-            self._statistics()
-            self._moved = self._since
+        if self.round_begins:
+            if self._step.streams:
+                self._step.apart = True
+            else:
+                self._statistics()
 
     def close(self) -> None:
         """Moves all fragments that have changed since they began to be moved, and counts the steps anew."""
-        if self.savable:
+        if self._equal:
+            self._since = 0
             return
         strategy, replicas = self._model.distribute_strategy, self._layout.replicas
         with events.waiting_for_others():  # no step runs whose time includes this waiting
@@ -265,12 +318,11 @@ class OuterSteps(WeightAverages):
                 if fragment.began < self._since:
                     if fragment.due is not None:
                         self._end(fragment)
-                    fragment.due = self._since
-                    fragment.begin(strategy, self._hook.bits)
+                    self._begin(fragment)
                 if fragment.due is not None:
                     fragment.end(strategy, replicas, late=False)
             self._statistics()
-        self._since = self._moved = 0
+        self._since, self._step.apart = 0, False
 
     def _events(self) -> list[int]:
         """The numbers of steps, counted as `_since`, after which fragments' outer steps begin or end next."""
@@ -282,21 +334,21 @@ class OuterSteps(WeightAverages):
         number = len(self._fragments)
         return [self._every * (place + 1) // number for place in range(number)]
 
+    def _begin(self, fragment: Fragment) -> None:
+        fragment.began, fragment.due = self._since, self._since + self._hook.overlap
+        fragment.begin(self._model.distribute_strategy, self._hook.bits)
+
     def _end(self, fragment: Fragment) -> None:
         late = bool(self._hook.overlap)
         fragment.end(self._model.distribute_strategy, self._layout.replicas, late=late)
 
     def _statistics(self) -> None:
         """Moving statistics become their mean over the replicas."""
-        if any(underlying(v).dtype.is_floating for v in self._model.non_trainable_variables):
+        if statistics_of(self._model):
             self._average()()
 
     def _in_replica(self) -> None:
-        mine = [
-            variable
-            for variable in map(underlying, self._model.non_trainable_variables)
-            if variable.dtype.is_floating
-        ]
+        mine = statistics_of(self._model)
         sums = all_reduce_sum([tf.cast(variable.read_value(), wide(variable.dtype)) for variable in mine])
         with local_update():
             for variable, total in zip(mine, sums, strict=True):

@@ -53,7 +53,7 @@ class WeightAverages(LocalState):
     @property
     def savable(self) -> bool:  # type: ignore[override]
         """Whether all replicas are equal now."""
-        return self._since == 0
+        return self._equal
 
     @property
     def round_begins(self) -> bool:  # type: ignore[override]
@@ -88,8 +88,13 @@ class WeightAverages(LocalState):
         """After an error: one worker averages; several cannot, because the others may not come."""
         if self._layout.workers == 1:
             self.close()
-        elif not self.savable:
+        elif not self._equal:
             logger.warning("fit ended while replicas trained alone: each worker has weights of its own.")
+
+    @property
+    def _equal(self) -> bool:
+        """Whether all replicas have the same weights now."""
+        return self._since == 0
 
     def _average(self) -> Callable[[], Any]:
         return self.traced(self._model.distribute_strategy, self._in_replica)
