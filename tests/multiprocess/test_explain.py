@@ -95,7 +95,7 @@ def test_the_plan_of_three_devices_as_json(tmp_path: Path) -> None:
 def test_a_step_that_is_not_divided(tmp_path: Path) -> None:
     done = explain(tmp_path, SCRIPT, "--workers", "1")
     assert done.returncode == 2
-    assert "The step is not divided: it runs under" in done.stderr and "1 replica" in done.stderr
+    assert "1 replica, is not divided between replicas" in done.stderr
 
 
 @pytest.mark.long
