@@ -106,7 +106,7 @@ def test_two_steps_of_a_job(tmp_path: Path) -> None:
     assert "ok    job: 2 workers made 2 steps each." in lines
     assert "ok    strategy: MultiWorkerMirroredStrategy, 2 replicas." in lines
     assert "ok    devices: worker 0: CPU:0; worker 1: CPU:0." in lines
-    assert "ok    transport: ring" in done.stderr and "s a step" in lines[-1]
+    assert "ok    transport: ring" in done.stderr and "s per step" in lines[-1]
     assert [entry.name for entry in tmp_path.iterdir()] == ["script.py"]  # the epoch has not ended
 
 

@@ -188,7 +188,7 @@ TRAIN = ["train", "synthetic", "--strategy", "multi_worker"]
         ([*TRAIN, "--global-batch", "64", "--accumulation", "3"], ["not a multiple of 3", "3 micro-batches"]),
         (
             [*TRAIN, "--global-batch", "64", "--per-replica-batch", "16", "--accumulation", "3"],
-            ["not a multiple of 48", "16 examples a replica"],
+            ["not a multiple of 48", "16 examples per replica"],
         ),
         ([*TRAIN, "--base-batch", "64"], ["the scaling is 'none'", "--scaling linear"]),
         ([*TRAIN, "--epochs", "3", "--warmup", "3"], ["The warm-up is 3 epochs, and the whole training 3"]),

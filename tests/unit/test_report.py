@@ -363,7 +363,7 @@ def test_a_run_with_all_that_can_happen(tmp_path: Path) -> None:
         "communication.reason all on CPUs, without MPI",
     ):
         assert said in page.text, said
-    titles = ["loss", "accuracy", "loss, step by step", "examples/s", "time of a step", "learning rate"]
+    titles = ["loss", "accuracy", "loss, step by step", "examples/s", "time per step", "learning rate"]
     assert all(title in page.text for title in titles)
     loss = page.charts[0]
     assert [(line["name"], line["x"]) for line in loss["lines"]] == [

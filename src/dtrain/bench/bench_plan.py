@@ -339,7 +339,7 @@ def _on_servers(name: str, asked: BenchOptions, machine: Machine) -> list[Row]:
 def _bound(row: Row, problem: str, machine: Machine) -> Row:
     """Give each worker of a row its own core or GPU if there are enough; or note the problem in `absent`."""
     if machine.gpus and not problem and len(machine.gpus) < row.workers:
-        problem = f"{row.workers} workers need a GPU each, and there are {len(machine.gpus)}"
+        problem = f"{row.workers} workers need one GPU each, but this machine has {len(machine.gpus)}"
     if problem:
         return replace(row, absent=problem)
     if machine.gpus:
