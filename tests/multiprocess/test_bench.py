@@ -79,7 +79,7 @@ def test_two_strategies_and_one_that_is_not_here(tmp_path: Path) -> None:
         assert by_key[key]["binding"].startswith(binding)
     assert "not here: the environment names no TPU" in done.stdout
     assert "Synchronous against asynchronous" in done.stdout
-    assert re.search(r"bench: 2 of \d: .*; \d+:\d\d so far, about \d+:\d\d to go", done.stderr)
+    assert re.search(r"bench: 2 of \d: .*; \d+:\d\d elapsed, about \d+:\d\d left", done.stderr)
     assert "parameter_server" in (out / "report.html").read_text()
     assert re.search(
         r"^\[multi_worker_ring 1\] \[worker 0\] Epoch 1", (out / "log.txt").read_text(), re.MULTILINE
@@ -159,5 +159,5 @@ def test_a_directory_that_cannot_be_written_to_any_more(tmp_path: Path) -> None:
         text=True,
     )
     assert done.returncode == 2
-    assert "cannot be written to any more" in done.stderr
+    assert "is no longer writable" in done.stderr
     assert "not here: the environment names no TPU" in done.stdout  # the table of what there is

@@ -95,7 +95,7 @@ def test_the_plan_of_three_devices_as_json(tmp_path: Path) -> None:
 def test_a_step_that_is_not_divided(tmp_path: Path) -> None:
     done = explain(tmp_path, SCRIPT, "--workers", "1")
     assert done.returncode == 2
-    assert "The step is not divided: it runs under" in done.stderr and "1 replica" in done.stderr
+    assert "1 replica, is not divided between replicas" in done.stderr
 
 
 @pytest.mark.long
@@ -106,7 +106,7 @@ def test_two_steps_of_a_job(tmp_path: Path) -> None:
     assert "ok    job: 2 workers made 2 steps each." in lines
     assert "ok    strategy: MultiWorkerMirroredStrategy, 2 replicas." in lines
     assert "ok    devices: worker 0: CPU:0; worker 1: CPU:0." in lines
-    assert "ok    transport: ring" in done.stderr and "s a step" in lines[-1]
+    assert "ok    transport: ring" in done.stderr and "s per step" in lines[-1]
     assert [entry.name for entry in tmp_path.iterdir()] == ["script.py"]  # the epoch has not ended
 
 

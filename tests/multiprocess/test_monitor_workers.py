@@ -209,7 +209,7 @@ def test_the_time_of_a_step_is_that_of_steps_that_were_not_traced(job: tuple[Pat
     assert record["examples_per_second"] == pytest.approx(16 / record["step_seconds"], rel=0.01)
     run = read_run(job[0] / "own")
     shown = {figure.name: figure.value for figure in figures(run)}
-    assert shown["time of a step"] == text.seconds(record["step_seconds"])
+    assert shown["time per step"] == text.seconds(record["step_seconds"])
     assert all(value < SKIPPED for value in run.steps.values["step_seconds"] if value == value)
 
 

@@ -195,15 +195,15 @@ def test_workers_that_contradict_the_cluster(tmp_path):
     cluster = {"cluster": {"worker": ["127.0.0.1:1"]}, "task": {"type": "worker", "index": 0}}
     done = dtrain("train", "digits", "--workers", "2", cwd=tmp_path, TF_CONFIG=json.dumps(cluster))
     assert done.returncode == 2
-    assert "--workers is 2, but TF_CONFIG describes a job of 1" in done.stderr
+    assert "--workers is 2, but TF_CONFIG describes a job of 1 worker" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--workers", "3"], "--workers is 3, but TF_CONFIG describes a job of 1"),
+        (["--workers", "3"], "--workers is 3, but TF_CONFIG describes a job of 1 worker"),
         (["--ps", "3"], "--ps is 3, but TF_CONFIG describes a job with 2 parameter servers"),
-        (["--max-restarts", "3"], "something else has started the processes"),
+        (["--max-restarts", "3"], "another program has started the processes"),
     ],
 )
 def test_servers_that_contradict_the_cluster(tmp_path, arguments, message):

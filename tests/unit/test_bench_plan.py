@@ -79,7 +79,7 @@ def test_gpus_are_dealt_out_in_the_place_of_cores() -> None:
     assert "NCCL" in found["multi_worker_ring"].absent
     assert ONE_CORE not in found
     too_few = rows(machine(8, gpus=("GPU:0",)), workers=2)
-    assert "2 workers need a GPU each" in too_few["multi_worker_nccl"].absent
+    assert "2 workers need one GPU each" in too_few["multi_worker_nccl"].absent
     assert "one GPU" in too_few["mirrored"].absent
 
 

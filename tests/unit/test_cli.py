@@ -166,7 +166,10 @@ TRAIN = ["train", "synthetic", "--strategy", "multi_worker"]
             ["train", "digits", "--limit", "5"],
             ["--limit is 5, but the recipe 'digits' has", "cifar10"],
         ),
-        (["train", "imdb", "--image-size", "32"], ["no such option", "It is one of synthetic"]),
+        (
+            ["train", "imdb", "--image-size", "32"],
+            ["no such option", "--image-size is an option of synthetic"],
+        ),
         (["train", "sinthetic"], ["'sinthetic' is not known", "Did you mean 'synthetic'?", "text-csv"]),
         ([*TRAIN, "--precision", "mixed_float61"], ["'mixed_float61'", "Did you mean 'mixed_float16'?"]),
         ([*TRAIN, "--precision", "bf16"], ["'bf16'", "Did you mean 'mixed_bfloat16'?"]),
@@ -185,7 +188,7 @@ TRAIN = ["train", "synthetic", "--strategy", "multi_worker"]
         ([*TRAIN, "--global-batch", "64", "--accumulation", "3"], ["not a multiple of 3", "3 micro-batches"]),
         (
             [*TRAIN, "--global-batch", "64", "--per-replica-batch", "16", "--accumulation", "3"],
-            ["not a multiple of 48", "16 examples a replica"],
+            ["not a multiple of 48", "16 examples per replica"],
         ),
         ([*TRAIN, "--base-batch", "64"], ["the scaling is 'none'", "--scaling linear"]),
         ([*TRAIN, "--epochs", "3", "--warmup", "3"], ["The warm-up is 3 epochs, and the whole training 3"]),
@@ -377,7 +380,7 @@ def test_launch_takes_all_gpus_or_else_two_workers_and_says_so(
     script.write_text("import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
     done = run("-m", "dtrain", "launch", str(script))
     assert sorted(done.stdout.splitlines()) == ["[worker 0] -1", "[worker 1] -1"]
-    assert done.stderr == "dtrain launch: 2 workers (no GPU was found; --workers says how many)\n"
+    assert done.stderr == "dtrain launch: 2 workers (no GPU was found; --workers sets the number)\n"
 
     given: dict[str, Any] = {}
     monkeypatch.setattr("dtrain.environments.gpus.visible_gpus", lambda: ["2", "GPU-8a"])

@@ -501,7 +501,10 @@ def test_an_agent_refuses_a_share_of_gpus_that_it_does_not_have(tmp_path: Path) 
         ("--hosts a,b --nnodes 3", "--nnodes asks for 3 hosts, and 2 are named: a, b"),
         ("--hosts a,b --nnodes 1:2 --ps 1", "min_workers is 1"),
         ("--nproc-per-node auto", "--nproc-per-node is for a job on several machines"),
-        ("--nnodes 2 --node-rank 1", "--nnodes, --node-rank is for a job on several machines"),
+        (
+            "--nnodes 2 --node-rank 1",
+            "--nnodes and --node-rank are for a job on several machines, but --rendezvous is",
+        ),
         ("--nnodes 3:2 --node-rank 0 --rendezvous localhost:4000", "3 is more than 2"),
         ("--nnodes 2 --node-rank 0 --rendezvous localhost", "localhost"),
         ("--nnodes 2 --node-rank 0 --rendezvous localhost:4000 -n 3", "--workers is for one machine"),

@@ -40,7 +40,7 @@ def test_the_address_may_be_left_out(words: list[str], address: str, script: str
     ("words", "said"),
     [
         (["--ray=10.0.0.1"], "'10.0.0.1' is not an address such as HOST:PORT"),
-        (["--ray-cpus", "2"], "--ray-cpus is for a job on Ray"),
+        (["--ray-cpus", "2"], "--ray-cpus is only for a job on Ray"),
         (["--ray", "--ray-cpus", "0"], "'0' is not an integer of at least 1"),
         (["--ray", "--ray-gpus", "-1"], "'-1' is not a number of GPUs"),
         (["--ray", "--ray-placement", "spred"], "Did you mean 'spread'?"),

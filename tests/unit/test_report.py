@@ -357,13 +357,13 @@ def test_a_run_with_all_that_can_happen(tmp_path: Path) -> None:
         "gather in a loop or branch 40,960 dense/BiasAdd ranked/Unique train.py:31",
         "the loss is 17.5 at step 120",
         "Callbacks that took longest TensorBoard 120 ms, CSVLogger 24 ms",
-        "6 checkpoints, at most 60 steps apart, training stood still for",
+        "6 checkpoints, at most 60 steps apart, training waited",
         "42 s 11.9 s 4 3 3 finished",  # the second attempt, 42 s after the first one
         "learning_rate 0.003",
         "communication.reason all on CPUs, without MPI",
     ):
         assert said in page.text, said
-    titles = ["loss", "accuracy", "loss, step by step", "examples/s", "time of a step", "learning rate"]
+    titles = ["loss", "accuracy", "loss, step by step", "examples/s", "time per step", "learning rate"]
     assert all(title in page.text for title in titles)
     loss = page.charts[0]
     assert [(line["name"], line["x"]) for line in loss["lines"]] == [
@@ -384,9 +384,9 @@ def test_the_longest_way_from_a_checkpoint_to_the_next_is_told(tmp_path: Path) -
     events.append(saved[0])
     (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     text = page_of(run, output=tmp_path / "page.html").text
-    assert "4 checkpoints, at most 120 steps apart, training stood still for" in text
+    assert "4 checkpoints, at most 120 steps apart, training waited" in text
     one = page_of(write_run(tmp_path / "one", epochs=1), output=tmp_path / "one.html").text
-    assert "1 checkpoint, training stood still for" in one
+    assert "1 checkpoint, training waited" in one
 
 
 def test_goodput_is_drawn_and_told_of_all_attempts(tmp_path: Path) -> None:
@@ -528,7 +528,7 @@ def test_a_folder_of_runs_stands_for_the_runs_in_it(tmp_path: Path) -> None:
     (tmp_path / "runs" / "notes").mkdir()
     done = command("runs", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"The report on 3 runs is {tmp_path / 'runs' / 'report.html'}")
+    assert done.stdout.startswith(f"The report on 3 runs was written to {tmp_path / 'runs' / 'report.html'}")
     page = Page(tmp_path / "runs" / "report.html")
     assert [line["name"] for line in page.charts[0]["lines"]] == ["a", "b", "c"]
 

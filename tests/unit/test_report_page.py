@@ -176,7 +176,7 @@ def test_each_chart_of_one_run_has_its_points(browser: Any, pages: dict[str, Pat
         "accuracy": (2, 12),
         "loss, step by step": (1, 1),  # more points than have marks: one at the end
         "examples/s": (1, 1),
-        "time of a step": (1, 1),
+        "time per step": (1, 1),
         "waiting for data": (1, 1),
         "learning rate": (1, 1),
         "time of each epoch": (0, 0),

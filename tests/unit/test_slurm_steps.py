@@ -182,7 +182,7 @@ def test_launchers_that_see_the_same_gpus_are_refused(monkeypatch: pytest.Monkey
     enter(monkeypatch, SLURM_STEPS["salloc -N2 -n4 -c2 srun"])
     monkeypatch.setattr(slurm_step, "_check_name", lambda host: None)
     monkeypatch.setattr("dtrain.cli.slurm_nodes.visible_gpus", lambda: ["0", "1"])
-    with refused(ConfigurationError, "see the same GPUs", "--gpus-per-task=1"):
+    with refused(ConfigurationError, "all see the same GPUs", "--gpus-per-task=1"):
         from_slurm(options_of())
     monkeypatch.setenv("SLURM_GPUS_PER_TASK", "1")
     assert from_slurm(options_of())["nnodes"] == 4

@@ -117,7 +117,7 @@ def check_batches(global_batch: int | None, per_replica: int | None, accumulatio
         ConfigurationError: the global batch is no multiple of the product of the other two.
     """
     if global_batch is not None:
-        parts = [f"{per_replica} examples a replica"] if per_replica else []
+        parts = [f"{per_replica} examples per replica"] if per_replica else []
         parts += [f"{accumulation} micro-batches"] if accumulation else []
         _divided(global_batch, (per_replica or 1) * (accumulation or 1), " and ".join(parts))
 

@@ -73,41 +73,50 @@ class BenchOptions:
 
     strategies: str | None = option(
         None,
-        f"of {', '.join(STRATEGIES)}, separated by commas; one device is always measured (default: all)",
+        f"strategies to measure, separated by commas: {', '.join(STRATEGIES)}; one device is always measured "
+        "(default: all)",
         metavar="S,...",
     )
-    model: str = option("digits", " or ".join(MODELS), metavar="MODEL", words=tuple(MODELS))
+    model: str = option(
+        "digits", f"model to train: {' or '.join(MODELS)}", metavar="MODEL", words=tuple(MODELS)
+    )
     workers: int = option(
         2,
-        f"workers of {' and '.join(spanning('workers', 'servers'))}",
+        f"number of workers of {', '.join(spanning('workers', 'servers'))}",
         metavar="N",
         least=1,
         noun="number of workers",
     )
-    ps: int = option(1, "parameter servers", metavar="M", least=1, noun="number of parameter servers")
+    ps: int = option(
+        1, "number of parameter servers", metavar="M", least=1, noun="number of parameter servers"
+    )
     devices: int = option(
         2,
-        f"replicas of {' and '.join(spanning('devices'))}: GPUs, or logical CPUs",
+        f"number of replicas of {' and '.join(spanning('devices'))}: GPUs, or logical CPUs",
         metavar="K",
         least=1,
         noun="number of devices",
     )
     transports: str | None = option(
-        None, f"of multi_worker: {', '.join(TRANSPORTS)} (default: all that are available)", metavar="T,..."
+        None,
+        f"transports of multi_worker to measure, separated by commas: {', '.join(TRANSPORTS)} (default: all "
+        "that are available)",
+        metavar="T,...",
     )
     epochs: int | None = option(
         None,
-        "at least 2, because the first is not measured (default: 10, or 4 for synthetic models)",
+        "passes over the training data; at least 2, because the first one is not measured (default: 10, or 4 "
+        "for synthetic models)",
         metavar="E",
         least=1,
         noun="number of epochs",
     )
-    global_batch: int = option(64, "examples of one update", metavar="B", least=1)
+    global_batch: int = option(64, "examples in one weight update", metavar="B", least=1)
     size: int | None = option(None, "examples to train on, for synthetic models", metavar="N", least=1)
     rounds: int = option(
         1, "number of rounds; each measures all strategies", metavar="R", least=1, noun="number of rounds"
     )
-    seed: int = option(1, "of weights and data order", metavar="N")
+    seed: int = option(1, "seed of the weights and of the data order", metavar="N")
     time_limit: float = option(180.0, "seconds that one run may take", metavar="S", type=seconds)
 
     def __post_init__(self) -> None:
@@ -330,7 +339,7 @@ def _on_servers(name: str, asked: BenchOptions, machine: Machine) -> list[Row]:
 def _bound(row: Row, problem: str, machine: Machine) -> Row:
     """Give each worker of a row its own core or GPU if there are enough; or note the problem in `absent`."""
     if machine.gpus and not problem and len(machine.gpus) < row.workers:
-        problem = f"{row.workers} workers need a GPU each, and there are {len(machine.gpus)}"
+        problem = f"{row.workers} workers need one GPU each, but this machine has {len(machine.gpus)}"
     if problem:
         return replace(row, absent=problem)
     if machine.gpus:

@@ -8,7 +8,7 @@ from dtrain.base.text_table import lines_of, markdown_of
 from dtrain.bench.notes import comparison, notes
 from dtrain.bench.results import Results, RowResult
 
-_SPEED = ("speed", "replicas", "cores", "examples/s", "ms a step", "speed-up", "efficiency")
+_SPEED = ("speed", "replicas", "cores", "examples/s", "ms per step", "speed-up", "efficiency")
 _NUMBERS = (
     "numbers",
     "train loss",
@@ -51,7 +51,7 @@ def as_markdown(results: Results) -> str:
     parts = [
         f"# {results.asked.model} under {len(results.outcomes)} rows of strategies",
         f"{results.started_at}, {results.seconds:.0f} s, {results.status}. {machine.processor}, "
-        f"{len(machine.cores)} cores{gpus}, load {results.load_before:.1f} before it began. {versions}.",
+        f"{len(machine.cores)} cores{gpus}, load {results.load_before:.1f} before the bench. {versions}.",
         "## Speed",
         markdown_of(_speed_heads(results), _speed_rows(results)),
         "## Numbers",

@@ -118,7 +118,12 @@ def _command_list() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {_load(name).HELP}" for name in COMMANDS]
     return "\n".join(
-        ["commands:", *lines, "", "dtrain help COMMAND, or dtrain COMMAND --help, shows the options of one."]
+        [
+            "commands:",
+            *lines,
+            "",
+            "dtrain help COMMAND or dtrain COMMAND --help shows the options of a command.",
+        ]
     )
 
 

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     declare(parser, own_fields(BenchOptions))
     parser.add_argument(
-        "--output", metavar="DIR", help="where the files go; by default a new directory under runs/"
+        "--output", metavar="DIR", help="directory for the files (default: a new directory under runs/)"
     )
 
 
@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
     asked = BenchOptions(**given_options(args, own_fields(BenchOptions)))
     if (topology := environments.current()) is not None:
         raise ConfigurationError(
-            f"This process is {topology.task} of a job, but a bench starts jobs of its own.",
-            hint="Run it by itself, without TF_CONFIG and outside of mpirun.",
+            f"This process is {topology.task} of a job, but dtrain bench starts its own jobs.",
+            hint="Run dtrain bench outside of mpirun, and without TF_CONFIG.",
         )
     output.check_output(args.output)
     _say("examining this machine ...")
@@ -98,7 +98,7 @@ def _measure(results: Results, directory: Path) -> int:
 
         print(as_text(results, width=_NARROWEST))
         raise ConfigurationError(
-            f"{directory} cannot be written to any more: {error}.",
+            f"The directory {directory} is no longer writable: {error}.",
             hint="Free some space, or choose another directory (--output). The results so far are shown "
             "above.",
         ) from error
@@ -120,7 +120,7 @@ def _rounds(results: Results, runner: Runner, directory: Path, started: float) -
             _say(
                 f"{len(taken) + 1} of {total}: {outcome.row.title}"
                 f"{f', round {number}' if results.asked.rounds > 1 else ''}; "
-                f"{_clock(time.monotonic() - started)} so far, about {_clock(left)} to go"
+                f"{_clock(time.monotonic() - started)} elapsed, about {_clock(left)} left"
             )
             began = time.monotonic()
             _run_row(

@@ -149,7 +149,7 @@ def _as_words(action: argparse.Action, value: Any, place: str) -> list[str]:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise _wrong(place, value, "one value")
     if isinstance(value, int) and abs(value) > MOST:
-        raise _wrong(place, "so large", f"a number up to {MOST}")
+        raise ConfigurationError(f"{place} is more than {MOST}.", hint=f"Write a number up to {MOST}.")
     text = value if isinstance(value, str) else repr(value)
     if action.type in (None, str):
         if not isinstance(value, str):
@@ -159,7 +159,7 @@ def _as_words(action: argparse.Action, value: Any, place: str) -> list[str]:
             parsed = action.type(text)
         except (argparse.ArgumentTypeError, TypeError, ValueError) as error:
             problem = (
-                str(error) if isinstance(error, argparse.ArgumentTypeError) else "it is not such a number"
+                str(error) if isinstance(error, argparse.ArgumentTypeError) else "this is not a valid number"
             )
             raise ConfigurationError(
                 f"{place} is {reprlib.repr(value)}: {problem}.",

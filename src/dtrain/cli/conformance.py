@@ -31,22 +31,32 @@ _NAMES = ("conformance.md", "conformance.json")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `dtrain conformance`."""
-    parser.add_argument("--strategies", metavar="S,...", help="separated by commas (default: all but TPUs)")
-    parser.add_argument("--programs", metavar="P,...", help="separated by commas (default: all; see --list)")
-    parser.add_argument("--only", choices=["stock", "dtrain"], help="run one side only (default: both)")
-    parser.add_argument("--limit", type=positive_integer, metavar="N", help="run the first N programs only")
+    parser.add_argument(
+        "--strategies",
+        metavar="S,...",
+        help="strategies to compare, separated by commas (default: all but TPUs)",
+    )
+    parser.add_argument(
+        "--programs", metavar="P,...", help="programs to run, separated by commas (default: all; see --list)"
+    )
+    parser.add_argument(
+        "--only",
+        choices=["stock", "dtrain"],
+        help="run only TensorFlow's strategies (stock) or only dtrain's (default: both)",
+    )
+    parser.add_argument("--limit", type=positive_integer, metavar="N", help="run only the first N programs")
     parser.add_argument(
         "--time-limit",
         type=seconds,
         default=120.0,
         metavar="SECONDS",
-        help="the time that one program may take; then it counts as hung (default: %(default)g)",
+        help="seconds after which a running program counts as hung (default: %(default)g)",
     )
     parser.add_argument(
         "--output",
         default="conformance",
         metavar="DIR",
-        help=f"where {' and '.join(_NAMES)} are written (default: %(default)s/)",
+        help=f"directory for {' and '.join(_NAMES)} (default: %(default)s/)",
     )
     parser.add_argument("--list", action="store_true", help="print the programs' names and exit")
 
@@ -77,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if (topology := environments.current()) is not None:
         raise ConfigurationError(
-            f"This process is {topology.task} of a job, but this command starts jobs of its own.",
-            hint="Run it by itself, without TF_CONFIG and outside of mpirun.",
+            f"This process is {topology.task} of a job, but dtrain conformance starts its own jobs.",
+            hint="Run dtrain conformance outside of mpirun, and without TF_CONFIG.",
         )
     folder = _folder(args.output)
     results = _results(args, programs)
@@ -145,7 +155,8 @@ def _strategies(names: str | None) -> list[str]:
     for name in asked:
         if name not in STRATEGIES:
             raise ConfigurationError(
-                f"The strategy {name!r} is not compared here.", hint=known_are(STRATEGIES, name)
+                f"dtrain conformance does not compare the strategy {name!r}.",
+                hint=known_are(STRATEGIES, name),
             )
     return [name for name in STRATEGIES if name in asked]
 
@@ -197,7 +208,7 @@ def _write(results: Conformance, folder: Path) -> None:
     except OSError as error:
         raise ConfigurationError(
             f"The table cannot be written to {folder}: {error}.",
-            hint="Free some space, or choose another --output.",
+            hint="Free some space, or choose another directory (--output).",
         ) from error
 
 

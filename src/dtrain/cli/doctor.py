@@ -38,18 +38,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--wait",
         type=_seconds,
         metavar="SECONDS",
-        help=f"how long to wait for `dtrain doctor` on the other hosts of TF_CONFIG ({_WAIT:g})",
+        help=f"seconds to wait for `dtrain doctor` on the other hosts of TF_CONFIG (default: {_WAIT:g})",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     scripts = parser.add_argument_group(
         "a script",
-        "Give the options of `dtrain doctor` before the script; the script gets all words after it. "
-        "`dtrain explain` tries a script as a job.",
+        "Give the options of `dtrain doctor` before the script: all words after the script are its "
+        "arguments. To try a script as a job, use `dtrain explain`.",
     )
     scripts.add_argument(
         "--tpu-ready",
         action="store_true",
-        help="compile the step of its first `fit` with XLA on this CPU, and report what cannot run on a TPU",
+        help="compile the training step of the script's first `fit` with XLA on this CPU, and report what "
+        "cannot run on a TPU",
     )
     add_script(scripts, nargs="?")
 
@@ -89,7 +90,7 @@ def _check_arguments(args: argparse.Namespace) -> None:
     Raises:
         ConfigurationError: two arguments exclude each other, or the script does not exist.
     """
-    of_script = {"--time-limit": args.time_limit, "-m": args.is_module, "a script": args.script}
+    of_script = {"--time-limit": args.time_limit, "-m": args.is_module, "The script": args.script}
     of_hosts = {"--checkpoint-dir": args.checkpoint_dir, "--wait": args.wait}
     wrong = [
         name
@@ -97,10 +98,10 @@ def _check_arguments(args: argparse.Namespace) -> None:
         if value not in (None, False)
     ]
     if wrong:
-        to = "of `dtrain doctor --tpu-ready`" if args.tpu_ready else "of a check of hosts"
+        problem = "cannot be combined with --tpu-ready" if args.tpu_ready else "is only for --tpu-ready"
         raise ConfigurationError(
-            f"{wrong[0]} is not an argument {to}.",
-            hint="Leave it out."
+            f"{wrong[0]} {problem}.",
+            hint=f"Leave {wrong[0]} out."
             if args.tpu_ready
             else "Give --tpu-ready before the script, or try the script as a job: dtrain explain script.py",
         )

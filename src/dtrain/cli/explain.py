@@ -18,7 +18,7 @@ from dtrain.base.words import counted
 from dtrain.cli.script_arguments import TIME_LIMIT, add_script, command_of
 from dtrain.errors import ConfigurationError
 
-HELP = "try a script as a job, and show what its replicas communicate, and which lines need it"
+HELP = "run two steps of a script as a job, and show what its replicas communicate and which lines cause this"
 
 _WORKERS = 2
 _LONGEST = 300  # characters of a cell
@@ -31,13 +31,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "                      script.py [args ...]"
     )
     parser.add_argument(
-        "--workers", type=positive_integer, metavar="N", help=f"number of worker processes ({_WORKERS})"
+        "--workers",
+        type=positive_integer,
+        metavar="N",
+        help=f"number of worker processes (default: {_WORKERS})",
     )
     parser.add_argument(
         "--devices-per-worker",
         type=positive_integer,
         metavar="N",
-        help="logical devices of each worker; a script for one process needs --workers 1 and several of them",
+        help="number of logical devices in each worker; a script that trains in one process needs "
+        "--workers 1 and at least 2 devices",
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     add_script(parser)
@@ -68,9 +72,10 @@ def run(args: argparse.Namespace) -> int:
     under = f"{first['strategy']}, {counted(first['replicas'], 'replica')}"
     if "plan" not in first:
         raise ConfigurationError(
-            f"The step is not divided: it runs under {under}.",
-            hint="give --workers 2 to a script for several processes, and --workers 1 --devices-per-worker 2 "
-            "to one for the devices of a process; local SGD and parameter servers divide no step",
+            f"The training step under {under}, is not divided between replicas.",
+            hint="Give --workers 2 for a script that trains in several processes, or --workers 1 "
+            "--devices-per-worker 2 for a script that trains on the devices of one process. Local SGD and "
+            "parameter servers never divide a step.",
         )
     plan = first["plan"]
     if args.json:

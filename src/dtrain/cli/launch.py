@@ -42,21 +42,21 @@ class JobOptions:
 
     ps: int | None = option(
         None,
-        "number of parameter servers, in addition to a chief and the workers (default: 0, without a "
-        "chief; 1 with the strategy parameter_server)",
+        "number of parameter servers; a job with parameter servers also has a chief (default: 0; 1 with the "
+        "strategy parameter_server)",
         metavar="M",
         type=positive_integer,
     )
     max_restarts: int | None = option(
         None,
-        "the most restarts within any hour; with parameter servers, a restart of a single "
+        "maximum number of restarts within any hour; with parameter servers, a restart of a single "
         "task counts too (default: 3)",
         metavar="R",
         type=count,
     )
     spares: int | None = option(
         None,
-        "processes kept ready, with TensorFlow imported, for a fast restart: a number, none, "
+        "number of spare processes, which have imported TensorFlow and make a restart fast: a number, none, "
         "or auto, which is one for each worker (default: auto)",
         metavar="K",
         type=worker_counts.spares,
@@ -64,13 +64,13 @@ class JobOptions:
     hang_timeout: float | None = option(
         None,
         "seconds without progress after which a worker counts as failed (default: auto, which is "
-        "10 times the usual step, but at least 30)",
+        "10 times the usual duration of a step, but at least 30 seconds)",
         metavar="S",
         type=worker_counts.auto_seconds,
     )
     start_timeout: float | None = option(
         None,
-        "seconds that processes wait for one that does not make its strategy, before all are started again "
+        "seconds to wait for a process that does not make its strategy, before all processes are restarted "
         "(default: 600)",
         metavar="S",
         type=seconds,
@@ -95,8 +95,7 @@ class JobOptions:
     )
     log_dir: str | None = option(
         None,
-        "folder for log files: the output of each task is also written to a file, one for each task and "
-        "attempt",
+        "folder for log files: one for each task and attempt, with a copy of the task's output",
         metavar="DIR",
     )
 
@@ -107,8 +106,8 @@ class NodeOptions:
 
     nnodes: tuple[int, int] | None = option(
         None,
-        "number of machines (nodes); with MIN:MAX, at most MAX, and the job continues with at least MIN. "
-        "Further nodes wait to take the place of one that is lost",
+        "number of machines (nodes). With MIN:MAX, the job uses at most MAX nodes, and continues with at "
+        "least MIN; further nodes wait to replace a lost one",
         metavar="N|MIN:MAX",
         type=worker_counts.workers,
     )
@@ -123,13 +122,14 @@ class NodeOptions:
     )  # fmt: skip
     nproc_per_node: int | None = option(
         None,
-        "number of worker processes on each node, or auto: one for each GPU, else 1 (default: auto)",
+        "number of worker processes on each node, or auto: one for each GPU, 1 without GPUs (default: auto)",
         metavar="N",
         type=lambda text: None if text == "auto" else positive_integer(text),
     )
     secret_file: str | None = option(
         None,
-        "file of the job's secret, the same on all nodes, mode 600 (default: DTRAIN_SECRET_FILE)",
+        "file of mode 600 with the job's secret, which is the same on all nodes (default: the file that "
+        "DTRAIN_SECRET_FILE names)",
         metavar="FILE",
     )
     join_timeout: float | None = option(
@@ -137,8 +137,8 @@ class NodeOptions:
     )
     interface: str | None = option(
         None,
-        "the network interface over which other machines reach the tasks of this one; with --hosts, the "
-        "tasks of each machine (default: the one that reaches the coordinator)",
+        "the network interface over which other machines reach the tasks of this machine, or with --hosts "
+        "the tasks of each machine (default: the interface that reaches the coordinator)",
         metavar="NAME",
     )
 
@@ -151,7 +151,7 @@ class HostOptions:
         None, "the machines, each with its number of workers (default: 1)", metavar="HOST:N,..."
     )
     hostfile: str | None = option(
-        None, "file with the machines, one on a line: HOST slots=N", metavar="FILE"
+        None, "file that lists the machines, one per line: HOST slots=N", metavar="FILE"
     )  # fmt: skip
 
 
@@ -163,14 +163,14 @@ def add_job_arguments(parser: argparse.ArgumentParser, *, workers_default: str) 
         "--workers",
         type=worker_counts.workers,
         metavar="N|MIN:MAX",
-        help=f"number of worker processes on this machine (default: {workers_default}); with MIN:MAX, MAX of "
-        "them, and the job continues with at least MIN",
+        help=f"number of worker processes on this machine (default: {workers_default}). With MIN:MAX, the "
+        "job starts MAX workers, and continues with at least MIN",
     )
     declare(parser, own_fields(JobOptions))
     parser.add_argument(
         "--log-device-placement",
         action="store_true",
-        help="log the device of each TensorFlow operation, once the strategy is made",
+        help="log the device of each TensorFlow operation, as soon as the strategy has been made",
     )
 
 
@@ -215,29 +215,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_job_arguments(
         parser,
-        workers_default=f"one for each GPU, which no other worker sees; without GPUs {DEFAULT_WORKERS}",
+        workers_default=f"one for each GPU, which no other worker sees; {DEFAULT_WORKERS} without GPUs",
     )
     parser.add_argument(
         "--devices-per-worker",
         type=positive_integer,
         metavar="K",
-        help="number of logical devices in each worker (default: what TensorFlow finds)",
+        help="number of logical devices in each worker (default: the devices that TensorFlow finds)",
     )
     parser.add_argument(
         "--gpus-per-worker",
         type=worker_counts.gpus_per_worker,
         metavar="K|all",
-        help="number of GPUs that each worker sees; all: one worker on each machine has all (default: 1)",
+        help="number of GPUs that each worker sees, or all: one worker on each machine sees all of its GPUs "
+        "(default: 1)",
     )
     nodes = parser.add_argument_group(
         "several machines",
-        "Run the same command on each machine, with its own --node-rank. The job's other options are "
-        "read on node 0 only.",
+        "Run the same command on each machine, with the --node-rank of that machine. Only node 0 reads the "
+        "job's other options.",
     )
     declare(nodes, own_fields(NodeOptions))
     hosts = parser.add_argument_group(
         "several machines, from one",
-        "Run the command on one machine; it starts the workers of all machines over SSH.",
+        "Run the command on one machine, which starts the workers of all machines over SSH.",
     )
     declare(hosts, own_fields(HostOptions))
     hosts.add_argument(
@@ -245,7 +246,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="an environment variable of this machine that all workers get; can be given several times",
+        help="name of an environment variable to copy from this machine to all workers; can be given several "
+        "times",
     )
     add_ray_arguments(parser)
     parser.add_argument(
@@ -312,13 +314,14 @@ def _launch_node(command: list[str], args: argparse.Namespace, options: dict[str
     for name in ("nnodes", "node_rank", "rendezvous"):
         if name not in given:
             raise ConfigurationError(
-                f"{', '.join(map(flag, written))} is for a job on several machines.",
-                hint="Give --nnodes N --node-rank R --rendezvous HOST:PORT on each of them.",
+                f"{' and '.join(map(flag, written))} {'is' if len(written) == 1 else 'are'} for a job on "
+                f"several machines, but {flag(name)} is missing.",
+                hint="Give --nnodes N --node-rank R --rendezvous HOST:PORT on each machine.",
             )
     if args.workers or options.get("mpi"):
         raise ConfigurationError(
             f"{'--workers' if args.workers else '--mpi'} is for one machine, but --nnodes was given.",
-            hint="Leave it out; --nproc-per-node says how many workers each machine runs.",
+            hint="Leave it out; --nproc-per-node sets the number of workers on each machine.",
         )
     gpus = [] if "ps" in options else visible_gpus()
     shares = gpu_shares(gpus, given.get("nproc_per_node"), args.gpus_per_worker, where="this node")
@@ -365,7 +368,8 @@ def _launch_on_hosts(command: list[str], args: argparse.Namespace, options: dict
     if others:
         raise ConfigurationError(
             f"{flag(name)} and {', '.join(map(flag, others))} exclude each other.",
-            hint=f"With {flag(name)}, this machine starts the workers of all; leave the others out.",
+            hint=f"With {flag(name)}, this machine starts the workers of all machines. Leave "
+            f"{' and '.join(map(flag, others))} out.",
         )
     per_node = given.get("nproc_per_node") or 1
     slots = (

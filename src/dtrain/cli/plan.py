@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dtrain.planning.model_profile import ModelProfile
     from dtrain.planning.predictions import PlanSettings
 
-HELP = "predict what a model would take on a cluster, under each strategy, from numbers"
+HELP = "predict the speed, memory and cost of training a model on a cluster, under each strategy"
 
 _MOST_WORKERS, _MOST_MICRO_BATCHES = 100_000, 1000
 _LEAST, _MOST = 1e-6, 1e18  # of a figure, as in files
@@ -32,52 +32,76 @@ _PLOTTED = 10_000  # workers at the right end of the plot
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `dtrain plan`."""
     parser.add_argument(
-        "--model", required=True, metavar="NAME|FILE", help="a known model, or a profile in JSON"
+        "--model",
+        required=True,
+        metavar="NAME|FILE",
+        help="name of a known model, or a JSON file with a profile",
     )
     parser.add_argument(
-        "--cluster", required=True, metavar="NAME|FILE", help="known machines, or those of a file in JSON"
+        "--cluster",
+        required=True,
+        metavar="NAME|FILE",
+        help="name of known machines, or a JSON file that describes machines",
     )
     parser.add_argument(
-        "--workers", required=True, type=positive_integer, metavar="N", help="the workers, of one device each"
+        "--workers",
+        required=True,
+        type=positive_integer,
+        metavar="N",
+        help="number of workers, each with one device",
     )
     parser.add_argument(
         "--per-replica-batch",
         type=positive_integer,
         action="append",
         metavar="B",
-        help="examples of a worker's micro-batch; several times to compare (default: the largest measured)",
+        help="examples in a worker's micro-batch; give the option several times to compare (default: the "
+        "largest batch that was measured)",
     )
     parser.add_argument(
         "--accumulation",
         type=positive_integer,
         action="append",
         metavar="K",
-        help="micro-batches of an update; several times to compare (default: 1)",
+        help="micro-batches per update; give the option several times to compare (default: 1)",
     )
     parser.add_argument(
-        "--ps", type=positive_integer, metavar="N", help="parameter servers (default: one for each host)"
+        "--ps",
+        type=positive_integer,
+        metavar="N",
+        help="number of parameter servers (default: one for each host)",
     )
     parser.add_argument(
         "--every",
         type=positive_integer,
         default=50,
         metavar="N",
-        help="steps of a round of DiLoCo (default: 50)",
+        help="steps in a round of DiLoCo (default: 50)",
     )
     parser.add_argument(
-        "--calibration", metavar="FILE", help="measured costs of transports in JSON, in place of the defaults"
+        "--calibration",
+        metavar="FILE",
+        help="JSON file with measured costs of transports, which replace the defaults",
     )
     parser.add_argument(
-        "--host-hours-to-failure", type=_figure, metavar="HOURS", help="mean time to failure of a host"
+        "--host-hours-to-failure", type=_figure, metavar="HOURS", help="mean hours until a host fails"
     )
     parser.add_argument(
-        "--checkpoint-seconds", type=_figure, metavar="S", help="how long a checkpoint stops the work"
+        "--checkpoint-seconds",
+        type=_figure,
+        metavar="S",
+        help="seconds for which saving a checkpoint stops training",
     )
     parser.add_argument(
-        "--recovery-seconds", type=_figure, metavar="S", help="from a failure until the work goes on"
+        "--recovery-seconds",
+        type=_figure,
+        metavar="S",
+        help="seconds from a failure until training continues",
     )
-    parser.add_argument("--price", type=_figure, metavar="P", help="price of a host for an hour")
-    parser.add_argument("--seed", type=count, default=0, metavar="N", help="of random delays (default: 0)")
+    parser.add_argument("--price", type=_figure, metavar="P", help="price of one host per hour")
+    parser.add_argument(
+        "--seed", type=count, default=0, metavar="N", help="seed of the random delays (default: 0)"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument(
         "--plot", metavar="FILE.png", help=f"draw the efficiency of each strategy up to {_PLOTTED:,} workers"
@@ -99,13 +123,13 @@ def run(args: argparse.Namespace) -> int:
 
     if args.workers > _MOST_WORKERS:
         raise ConfigurationError(
-            f"--workers is {args.workers:,}, and a plan has at most {_MOST_WORKERS:,}.",
+            f"--workers is {args.workers:,}, but a plan has at most {_MOST_WORKERS:,}.",
             hint="Plan fewer workers.",
         )
     if max(args.accumulation or [1]) > _MOST_MICRO_BATCHES:
         raise ConfigurationError(
-            f"--accumulation is {max(args.accumulation):,}, and a plan has at most {_MOST_MICRO_BATCHES:,}.",
-            hint="Plan fewer micro-batches: an update that has more hardly communicates.",
+            f"--accumulation is {max(args.accumulation):,}, but a plan has at most {_MOST_MICRO_BATCHES:,}.",
+            hint="Plan fewer micro-batches: with more of them, an update hardly communicates.",
         )
     profile, cluster = profile_of(args.model), _given(cluster_of(args.cluster), args)
     costs = transport_costs(None if args.calibration is None else Path(args.calibration))
@@ -175,7 +199,7 @@ def _plot(
     }
     batch = settings.batches[0]
     try:
-        plot(curves, counts, path, title=f"{profile.name} on {cluster.name}, batch {batch} a worker")
+        plot(curves, counts, path, title=f"{profile.name} on {cluster.name}, batch {batch} per worker")
     except OSError as error:
         raise ConfigurationError(
             f"The plot {path} cannot be written: {error.strerror or error}.", hint="Choose another file."

@@ -48,12 +48,13 @@ class RayOptions:
     """The options of a job on Ray besides `--ray` itself."""
 
     ray_cpus: int | None = option(
-        None, "CPUs that Ray gives each process, and threads that it uses (default: 1)", metavar="N",
-        type=positive_integer,
+        None, "number of CPUs that Ray gives each process, and of threads that the process uses (default: 1)",
+        metavar="N", type=positive_integer,
     )  # fmt: skip
     ray_gpus: float | None = option(
-        None, "GPUs that Ray gives each worker; may be a fraction (default: 0)", metavar="N", type=_gpus
-    )
+        None, "number of GPUs that Ray gives each worker; may be a fraction (default: 0)", metavar="N",
+        type=_gpus,
+    )  # fmt: skip
     ray_placement: str | None = option(
         None,
         "how Ray chooses the machines: pack, spread, strict_pack or strict_spread (default: pack)",
@@ -64,7 +65,7 @@ class RayOptions:
 def add_ray_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare `--ray` and the fields of `RayOptions`."""
     group = parser.add_argument_group(
-        "a Ray cluster", "Run the command on a node of the cluster; Ray places its processes on all nodes."
+        "a Ray cluster", "Run the command on a node of the cluster; Ray places the processes on all nodes."
     )
     group.add_argument(
         "--ray",
@@ -73,8 +74,8 @@ def add_ray_arguments(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         type=address,
         metavar="ADDRESS",
-        help="let Ray place the processes (pip install 'dtrain[ray]'); the address of its head as "
-        "HOST:PORT, or auto: RAY_ADDRESS, else the cluster of this machine (default: auto)",
+        help="let Ray place the processes (pip install 'dtrain[ray]'). ADDRESS is HOST:PORT of the cluster's "
+        "head, or auto: the value of RAY_ADDRESS, or without it the cluster of this machine (default: auto)",
     )
     declare(group, own_fields(RayOptions))
 
@@ -96,7 +97,7 @@ def ray_cluster(args: argparse.Namespace, elsewhere: Mapping[str, Any]) -> RayCl
     if not hasattr(args, "ray"):
         for name in given:
             raise ConfigurationError(
-                f"{flag(name)} is for a job on Ray.", hint="Leave it out, or give --ray [ADDRESS] too."
+                f"{flag(name)} is only for a job on Ray.", hint="Leave it out, or give --ray [ADDRESS] too."
             )
         return None
     others = [name for name in elsewhere if name != "join_timeout"]
@@ -104,7 +105,7 @@ def ray_cluster(args: argparse.Namespace, elsewhere: Mapping[str, Any]) -> RayCl
     if others:
         raise ConfigurationError(
             f"--ray and {', '.join(map(flag, others))} exclude each other.",
-            hint="With --ray, Ray chooses the machines; --workers says how many workers there are.",
+            hint="With --ray, Ray chooses the machines, and --workers sets the number of workers.",
         )
     options: dict[str, Any] = {name.removeprefix("ray_"): value for name, value in given.items()}
     options |= {name: value for name, value in elsewhere.items() if value is not None}

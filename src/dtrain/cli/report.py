@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dtrain.monitor.goodput import Goodput
     from dtrain.monitor.run_data import RunData
 
-HELP = "write a page about one or several runs"
+HELP = "write an HTML page about one or several runs"
 
 _NAME = "report.html"
 
@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         metavar="FILE",
-        help=f"where to write the page (default: {_NAME} in the run's directory; for several runs, in "
-        "the current folder)",
+        help=f"file for the page (default: {_NAME} in the run's directory; for several runs, in the current "
+        "folder)",
     )
     parser.add_argument("--title", default="", help="heading of the page (default: the run's name)")
 
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
             _warn(f"{run_data.path}: {problem}")
     page = render(runs, title=args.title, failed=failed)
     written = write_output(output, page)
-    print(clean(f"The report on {_named(runs)} is {output} ({size(written)})."))
+    print(clean(f"The report on {_named(runs)} was written to {output} ({size(written)})."))
     for run_data in runs:
         if run_data.goodput is not None:
             print(clean(_goodput_line(run_data.name, run_data.goodput)))
@@ -93,7 +93,7 @@ def _read(run_dirs: list[str]) -> tuple[list[RunData], list[tuple[str, str]]]:
             raise errors[0]
         lines = "".join(f"\n  {error.message}" for error in errors)
         raise ConfigurationError(
-            f"None of the {len(errors)} directories can be reported on:{lines}", hint=errors[0].hint
+            f"None of the {len(errors)} directories holds a readable run:{lines}", hint=errors[0].hint
         )
     for error in errors:
         _warn(str(error))

@@ -22,7 +22,7 @@ def add_script(parser: Any, **how: Any) -> None:
         "--time-limit",
         type=seconds,
         metavar="SECONDS",
-        help=f"seconds after which the script is ended ({TIME_LIMIT:g})",
+        help=f"seconds after which the script is ended (default: {TIME_LIMIT:g})",
     )
     parser.add_argument(
         "-m", dest="is_module", action="store_true", help="the script is the name of a module"

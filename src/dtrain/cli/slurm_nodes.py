@@ -34,15 +34,15 @@ def from_slurm(args: argparse.Namespace) -> dict[str, Any]:
     step = slurm_step.launchers()
     if step is None or all(hasattr(args, name) for name in _ASKED):
         return {}
-    started = f"srun has started {len(step.hosts)} launchers, which make one job"
+    started = f"srun has started {len(step.hosts)} launchers, which form one job"
     if args.workers or getattr(args, "mpi", False):
         option, instead = (
-            ("--workers", "give --nproc-per-node, the workers of each launcher")
+            ("--workers", "give --nproc-per-node, the number of workers of each launcher")
             if args.workers
             else ("--mpi", "start the script itself: srun --mpi=pmix python train.py")
         )
         raise ConfigurationError(
-            f"{option} is for one machine, and {started}.",
+            f"{option} is for one machine, but {started}.",
             hint=f"Leave it out, and {instead}. Or start one launcher: srun --ntasks=1.",
         )
     options: dict[str, Any] = {
@@ -52,8 +52,8 @@ def from_slurm(args: argparse.Namespace) -> dict[str, Any]:
     }
     if slurm_step.shares_host(step) and visible_gpus() and not slurm_step.divides_gpus():
         raise ConfigurationError(
-            f"{started}, and those of one host see the same GPUs.",
+            f"{started}, but the launchers on a host all see the same GPUs.",
             hint="Start one launcher on each host (srun --ntasks-per-node=1), which runs a worker for each "
-            "GPU; or let Slurm give each its own (srun --gpus-per-task=1).",
+            "GPU; or let Slurm give each launcher its own GPU (srun --gpus-per-task=1).",
         )
     return {name: value for name, value in options.items() if not hasattr(args, name)}

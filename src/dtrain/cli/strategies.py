@@ -100,10 +100,10 @@ def as_text(here: dict[str, Feasibility], machine: Machine, *, width: int) -> st
             "",
             f"* auto chooses {machine.auto}: {machine.auto_reason}.",
             "",
-            "What they are for:",
+            "What each strategy is for:",
             "",
             *lines_of(
-                ("", "for", "updates", "when a process dies", "to start it"),
+                ("", "for", "updates", "when a process dies", "how to start it"),
                 about,
                 width=width,
                 wrapped=[1, 2, 3, 4],

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         others = given_options(args, own_fields(load_target(name).Options))
         if others and name != args.target:
             raise ConfigurationError(
-                f"{', '.join(map(flag, others))} is for {flag(name)}, and {flag(args.target)} was given.",
+                f"{', '.join(map(flag, others))} is for {flag(name)}, but {flag(args.target)} was given.",
                 hint=f"Leave it out. dtrain submit --help lists the options of {flag(args.target)}.",
             )
     target = load_target(args.target)

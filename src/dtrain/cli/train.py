@@ -13,6 +13,7 @@ from typing import Any
 
 from dtrain import environments
 from dtrain.base.option_fields import declare, flag, help_of, own_fields, positive_integer
+from dtrain.base.words import counted
 from dtrain.cli.launch import add_job_arguments, job_options, launch, note_placement
 from dtrain.cli.worker_counts import Workers
 from dtrain.environments import settings
@@ -51,7 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--devices",
         type=positive_integer,
         metavar="K",
-        help=f"logical CPUs in a worker (default: {_DEFAULT_DEVICES} with {' and '.join(_SEVERAL_DEVICES)})",
+        help=f"number of logical CPUs in each worker (default: {_DEFAULT_DEVICES} with "
+        f"{' and '.join(_SEVERAL_DEVICES)})",
     )
     group = parser.add_argument_group("options of some recipes; see dtrain train RECIPE --help")
     for name, by_recipe in options_of_single_recipes().items():
@@ -119,7 +121,8 @@ def _options(recipe: str, args: argparse.Namespace) -> RecipeOptions:
         if recipe not in by_recipe and hasattr(args, name):
             raise ConfigurationError(
                 f"{flag(name)} is {getattr(args, name)}, but the recipe {recipe!r} has no such option.",
-                hint=f"It is one of {', '.join(by_recipe)}; see dtrain train {recipe} --help.",
+                hint=f"{flag(name)} is an option of {', '.join(by_recipe)}. See dtrain train {recipe} "
+                "--help.",
             )
     return RECIPES[recipe].options.from_arguments(args)
 
@@ -130,7 +133,7 @@ def _check_servers(strategy: str, args: argparse.Namespace) -> None:
         if args.devices is not None:
             raise ConfigurationError(
                 f"--devices is {args.devices}, but a worker of parameter servers has one device.",
-                hint="Use --workers for more of them.",
+                hint="Use --workers to train on more devices.",
             )
         return
     if hasattr(args, "ps"):
@@ -145,7 +148,7 @@ def _check_alone(strategy: str, args: argparse.Namespace) -> None:
     for option, value in _given_job_options(args):
         raise ConfigurationError(
             f"{option} is {value}, but the recipe trains in one process, without a launcher.",
-            hint=f"Use --strategy {_WORKERS}, or leave {option} out; the strategy is {strategy!r}.",
+            hint=f"Use --strategy {_WORKERS}, or leave {option} out. The strategy is {strategy!r}.",
         )
 
 
@@ -164,19 +167,19 @@ def _check_cluster(topology: Topology, args: argparse.Namespace) -> None:
     unset = f", or {leave}" if leave else ""
     if args.workers is not None and not args.workers.fewest <= there <= args.workers.most:
         raise ConfigurationError(
-            f"--workers is {args.workers}, but {origin} describes a job of {there}.",
-            hint=f"Leave --workers out where something else has started the processes{unset}.",
+            f"--workers is {args.workers}, but {origin} describes a job of {counted(there, 'worker')}.",
+            hint=f"Leave --workers out if another program starts the processes{unset}.",
         )
     servers = len(topology.jobs.get("ps", ()))
     if getattr(args, "ps", servers) != servers:
         raise ConfigurationError(
             f"--ps is {args.ps}, but {origin} describes a job with {servers} parameter servers.",
-            hint=f"Leave --ps out where something else has started the processes{unset}.",
+            hint=f"Leave --ps out if another program starts the processes{unset}.",
         )
     for option, value in _given_job_options(args):
         raise ConfigurationError(
-            f"{option} is {value}, but something else has started the processes.",
-            hint=f"Leave it out: the program that started them decides on restarts{unset}.",
+            f"{option} is {value}, but another program has started the processes.",
+            hint=f"Leave {option} out: the program that started the processes decides on restarts{unset}.",
         )
 
 

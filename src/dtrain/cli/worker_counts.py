@@ -84,9 +84,9 @@ def local_workers(asked: Workers | None, each: int | None, *, servers: bool) -> 
     shares = gpu_shares(gpus, None, each)
     number, why = len(shares), f"one for {f'{each} GPUs' if each and each > 1 else 'each GPU'}; "
     if each == ALL:
-        number, why = 1, "it has all GPUs; "
+        number, why = 1, "for all GPUs; "
     elif not shares:
         number, why = DEFAULT_WORKERS, "" if servers else "no GPU was found; "
     noun = "worker" if number == 1 else "workers"
-    print(f"dtrain launch: {number} {noun} ({why}--workers says how many)", file=sys.stderr)
+    print(f"dtrain launch: {number} {noun} ({why}--workers sets the number)", file=sys.stderr)
     return Workers(number, number), shares

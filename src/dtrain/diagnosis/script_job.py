@@ -219,4 +219,4 @@ def _seen(reports: Sequence[Report], workers: int) -> Iterator[tuple[str, CheckR
     )
     if slowest is not None:
         traced = "" if slowest["usual"] else ", with tracing and compiling"
-        yield "step", CheckResult(status="ok", found=f"{slowest['seconds']:.4f} s a step{traced}")
+        yield "step", CheckResult(status="ok", found=f"{slowest['seconds']:.4f} s per step{traced}")

@@ -15,17 +15,17 @@ from dtrain.telemetry.events import PARTS
 
 KINDS: Mapping[str, str] = {
     "productive": "steps that count: computing, and exchanging with other replicas",
-    "start": "processes start, import, and make strategy, data and model",
+    "start": "starting processes, importing, and making strategy, data and model",
     "tracing": "building, tracing and compiling",
-    "input": "steps waited for batches",
-    "waiting": "steps waited for other workers",
-    "checkpoint": "training stood still while a state was saved",
-    "restore": "a checkpoint was looked for and restored",
-    "repeated": "steps done again by a later attempt, and what followed the last line of a failed one",
-    "restart": "from a failure to the first process of the next attempt",
+    "input": "waiting for batches in steps",
+    "waiting": "waiting for other workers in steps",
+    "checkpoint": "saving state, as far as training waited for it",
+    "restore": "finding and restoring a checkpoint",
+    "repeated": "steps done again by a later attempt, and the time after the last line of a failed one",
+    "restart": "the time from a failure to the first process of the next attempt",
     "validation": "evaluation during training",
     "callbacks": "other callbacks, and Keras' loop",
-    "other": "between and after trainings",
+    "other": "the time between trainings and after them",
 }
 """The kinds of a run's wall time, and what each holds. Every moment belongs to one of them."""
 

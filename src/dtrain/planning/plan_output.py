@@ -62,21 +62,23 @@ def reason(made: Sequence[Prediction]) -> str:
     largest = max(parts, key=lambda name: parts[name])
     lost = 1 - best.efficiency
     sentences = [
-        f"Best: {best.strategy} over {best.transport}, {best.batch} x {best.accumulation} examples a "
+        f"Best: {best.strategy} over {best.transport}, {best.batch} x {best.accumulation} examples per "
         "worker: "
         f"{_count(best.effective_throughput)} examples/s{', failures counted' if best.failures else ''}, "
         f"{best.efficiency:.1%} of perfect scaling.",
         _about_memory(best),
     ]
     if lost > 0.005:
-        sentences.append(f"Most of what is lost is {largest}: {_seconds(parts[largest])} of a step.")
+        sentences.append(f"The largest loss is {largest}: {_seconds(parts[largest])} per step.")
     if not best.effective_throughput:
-        sentences.append("It makes no progress: it fails before it reaches a checkpoint.")
+        sentences.append("The job makes no progress: it fails before it reaches a checkpoint.")
     same = [one for one in made[1:] if one.strategy in SAME_NUMBERS and one.memory.fits is not False]
     other = next((one for one in same if one.strategy != best.strategy), None)
     if best.strategy in SAME_NUMBERS and other is not None and other.effective_throughput:
         ratio = best.effective_throughput / other.effective_throughput
-        sentences.append(f"It is {ratio:.2f} times as fast as {other.strategy}, with the same numbers.")
+        sentences.append(
+            f"With the same numbers, {best.strategy} is {ratio:.2f} times as fast as {other.strategy}."
+        )
     faster = max(
         (one for one in made if one.strategy not in SAME_NUMBERS and one.memory.fits is not False),
         key=lambda one: one.effective_throughput,
@@ -87,14 +89,13 @@ def reason(made: Sequence[Prediction]) -> str:
         if best.effective_throughput:
             times = f"{faster.effective_throughput / best.effective_throughput:.2f} times as fast"
         sentences.append(
-            f"{faster.strategy} would be {times}, but the model would learn otherwise: its "
-            "numbers are not those of one device."
+            f"{faster.strategy} would be {times}, but the model would learn differently: the numbers are "
+            "not those of one device."
         )
     elif best.strategy not in SAME_NUMBERS:
         sentences.append("No strategy with the numbers of one device fits into memory.")
-    return "\n".join(
-        [*(sentence for sentence in sentences if sentence), f"It is {STRATEGIES[best.strategy]}."]
-    )
+    sentences.append(f"In dtrain, {best.strategy} is {STRATEGIES[best.strategy]}.")
+    return "\n".join(sentence for sentence in sentences if sentence)
 
 
 def as_data(
@@ -147,7 +148,7 @@ def plot(curves: Mapping[str, Sequence[float]], counts: Sequence[int], path: Pat
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UnsupportedVersionError(
-            f"The plot is drawn by matplotlib, which cannot be imported: {error}.",
+            f"matplotlib, which draws the plot, cannot be imported: {error}.",
             hint="Install it: pip install 'dtrain[charts]'",
         ) from error
     figure = Figure(figsize=_SIZE, layout="constrained")

@@ -452,8 +452,8 @@ def _under_servers(
 def _unknown(profile: ModelProfile, cluster: Cluster) -> list[str]:
     """What the numbers of all strategies leave out."""
     missing: list[tuple[bool, str]] = [
-        (cluster.speed_spread is None, "how devices differ in speed (speed_spread): taken as equal"),
-        (cluster.step_jitter is None, "how a worker's steps differ (step_jitter): taken as equal"),
+        (cluster.speed_spread is None, "how devices differ in speed (speed_spread): assumed to be equal"),
+        (cluster.step_jitter is None, "how a worker's steps differ (step_jitter): assumed to be equal"),
         (profile.optimizer_slots is None, "the optimizer's state (optimizer_slots): memory without it"),
         (profile.activation_bytes is None, "the activations (activation_bytes): memory without them"),
         (cluster.device_memory is None, "the memory of a device (device_memory)"),

@@ -38,11 +38,13 @@ class Cifar10Options(RecipeOptions):
     usual_warmup: ClassVar[float] = 5.0
 
     epochs: int = option(60, "passes over the training data", metavar="E", least=1, noun="number of epochs")
-    model: str = option("resnet", "resnet, or small for a CPU", metavar="MODEL", words=("resnet", "small"))
-    width: int | None = option(
-        None, "filters of the residual network's first convolution; by default 32", metavar="W", least=1
+    model: str = option(
+        "resnet", "model to train: resnet, or small for a CPU", metavar="MODEL", words=("resnet", "small")
     )
-    data: str | None = option(None, "the archive, or the folder that it is in", metavar="PATH")
+    width: int | None = option(
+        None, "filters of the residual network's first convolution (default: 32)", metavar="W", least=1
+    )
+    data: str | None = option(None, "the archive, or the folder that contains the archive", metavar="PATH")
     limit: int | None = option(None, "use at most N examples of each part, for a trial", metavar="N", least=1)
     download: bool = option(False, "download the archive if it is missing (170 MB)")
 
@@ -86,12 +88,15 @@ class TextOptions(RecipeOptions):
     """
 
     model: str = option(
-        "embedding", "embedding or transformer", metavar="MODEL", words=("embedding", "transformer")
+        "embedding",
+        "model to train: embedding or transformer",
+        metavar="MODEL",
+        words=("embedding", "transformer"),
     )
     # At least 3: the padding, the unknown word, and one known word.
-    vocabulary: int = option(10_000, "number of tokens, the unknown word included", metavar="V", least=3)
+    vocabulary: int = option(10_000, "number of tokens, including the unknown word", metavar="V", least=3)
     sequence_length: int = option(250, "words after which a text is cut", metavar="L", least=1)
-    data: str | None = option(None, "where the texts are", metavar="PATH")
+    data: str | None = option(None, "path of the texts", metavar="PATH")
     limit: int | None = option(None, "use at most N texts of each part, for a trial", metavar="N", least=1)
     encoding: str = option("utf-8", "character encoding of the texts", metavar="NAME")
 
@@ -190,19 +195,21 @@ class SyntheticOptions(RecipeOptions):
     }
 
     epochs: int = option(3, "passes over the training data", metavar="E", least=1, noun="number of epochs")
-    model: str = option("cnn", "cnn or transformer", metavar="MODEL", words=("cnn", "transformer"))
+    model: str = option(
+        "cnn", "model to train: cnn or transformer", metavar="MODEL", words=("cnn", "transformer")
+    )
     size: int = option(2000, "examples to train on", metavar="N", least=8)
     classes: int | None = option(
-        None, "number of classes (10 of the cnn, 2 of the transformer)", metavar="C", least=2
+        None, "number of classes (default: 10 with the cnn, 2 with the transformer)", metavar="C", least=2
     )
     image_size: int | None = option(
-        None, "height and width of an image, for the cnn; by default 32", metavar="P", least=16
+        None, "height and width of an image, for the cnn (default: 32)", metavar="P", least=16
     )
     sequence_length: int | None = option(
-        None, "words in a text, for the transformer; by default 128", metavar="L", least=1
+        None, "words in a text, for the transformer (default: 128)", metavar="L", least=1
     )
     vocabulary: int | None = option(
-        None, "number of tokens, for the transformer; by default 10000", metavar="V", least=4
+        None, "number of tokens, for the transformer (default: 10000)", metavar="V", least=4
     )
     width: int = option(
         256, "filters of the widest convolution, or size of a token's vector", metavar="W", least=8

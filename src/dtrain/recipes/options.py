@@ -57,7 +57,7 @@ class RecipeOptions:
     )
     epochs: int = option(10, "passes over the training data", metavar="E", least=1, noun="number of epochs")
     global_batch: int | None = option(
-        None, "examples of one weight update, over all replicas", metavar="B", least=1
+        None, "examples in one weight update, over all replicas", metavar="B", least=1
     )
     per_replica_batch: int | None = option(
         None,
@@ -67,37 +67,39 @@ class RecipeOptions:
         least=1,
     )
     accumulation: int | None = option(
-        None, "micro-batches of one weight update; divides the global batch", metavar="K", least=1
+        None, "micro-batches per weight update; must divide the global batch", metavar="K", least=1
     )
-    learning_rate: float | None = option(None, "the highest rate of the run, before scaling", metavar="R")
+    learning_rate: float | None = option(
+        None, "the highest learning rate of the run, before scaling", metavar="R"
+    )
     scaling: str = option(
         "none",
-        "how the rate grows with the global batch: none, linear or sqrt",
+        "how the learning rate grows with the global batch: none, linear or sqrt",
         metavar="WORD",
         words=SCALINGS,
     )
     base_batch: int | None = option(
-        None, "with --scaling, the global batch for which the rate is meant", metavar="B", least=1
+        None, "with --scaling, the global batch for which the learning rate is meant", metavar="B", least=1
     )
     warmup: float | None = option(
-        None, "epochs in which the rate rises to its highest value; may be a fraction", metavar="E"
+        None, "epochs in which the learning rate rises to its highest value; may be a fraction", metavar="E"
     )
     precision: str = option(
         "float32",
-        "float32, mixed_float16 or mixed_bfloat16",
+        "precision of the computation: float32, mixed_float16 or mixed_bfloat16",
         metavar="WORD",
         words=PRECISIONS,
         near=SHORT_PRECISIONS,
     )
     gradient_hook: str | None = option(
         None,
-        "what replicas send: float16, bfloat16, int8, power_sgd, top_k, local_sgd or diloco, also with "
-        "arguments, as in diloco:every=20,compress=int8",
+        "how replicas exchange gradients: float16, bfloat16, int8, power_sgd, top_k, local_sgd or diloco, "
+        "also with arguments, as in diloco:every=20,compress=int8",
         metavar="H",
     )
     seed: int = option(1, "seed of the weights and of the data order", metavar="N")
     run_dir: str | None = option(
-        None, "where the files go; by default a new directory under runs/", metavar="DIR"
+        None, "directory for the files (default: a new directory under runs/)", metavar="DIR"
     )
 
     def __post_init__(self) -> None:

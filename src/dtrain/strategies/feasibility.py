@@ -43,7 +43,7 @@ def _on_devices(machine: Machine) -> Feasibility:
         return Feasibility(True, count, "one GPU: the same as one device" if count == 1 else f"{count} GPUs")
     if machine.logical_cpus > 1:
         return Feasibility(True, machine.logical_cpus, "no GPU; logical CPUs share the cores")
-    return Feasibility(True, 1, "no GPU: one CPU, unless dtrain train --devices K divides it, for tests")
+    return Feasibility(True, 1, "no GPU: one CPU, which dtrain train --devices K divides for tests")
 
 
 def _on_workers(machine: Machine) -> Feasibility:

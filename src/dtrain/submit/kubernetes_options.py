@@ -36,7 +36,7 @@ class KubernetesOptions:
 
     image: str | None = option(None, "container image with dtrain and the script; required", metavar="IMAGE")
     kind: str = option(
-        "jobset", "what is submitted: a jobset, or a trainjob of Kubeflow", metavar="KIND", words=KINDS
+        "jobset", "object to submit: a jobset, or a trainjob of Kubeflow", metavar="KIND", words=KINDS
     )
     output: str | None = option(
         None, "write the manifest to this file, and submit nothing", metavar="FILE"
@@ -45,7 +45,7 @@ class KubernetesOptions:
     namespace: str | None = option(None, "namespace (default: that of kubectl's context)", metavar="NAME")
     ps: int | None = option(
         None,
-        "number of parameter servers, beside a chief and the workers",
+        "number of parameter servers; a job with parameter servers also has a chief",
         metavar="M",
         type=positive_integer,
     )
@@ -55,12 +55,12 @@ class KubernetesOptions:
         None, "GPUs of NVIDIA for each worker's pod", metavar="N", type=positive_integer
     )  # fmt: skip
     shared_memory: str | None = option(
-        None, "size of /dev/shm; it counts as the pod's memory", metavar="SIZE"
+        None, "size of /dev/shm, which counts as memory of the pod", metavar="SIZE"
     )  # fmt: skip
     volume: Sequence[str] | None = option(
         None,
-        "pvc:NAME:/PATH, configmap:NAME:/PATH or emptydir:/PATH; with :ro at the end read-only; can be given "
-        "several times",
+        "volume of the pods: pvc:NAME:/PATH, configmap:NAME:/PATH or emptydir:/PATH; :ro at the end makes it "
+        "read-only; can be given several times",
         metavar="VOLUME",
         many=True,
     )
@@ -101,8 +101,8 @@ class KubernetesOptions:
     read_only: bool = option(False, "make the image's files read-only; /tmp stays writable")
     network: str = option(
         "job",
-        "what the NetworkPolicy lets the pods reach: job (each other and DNS), ingress (everything, but only "
-        "the job's pods reach them), or open (there is none)",
+        "what the NetworkPolicy allows: job (the pods reach each other and DNS), ingress (the pods reach "
+        "everything, but only the job's pods reach them), or open (there is no NetworkPolicy)",
         metavar="WHICH",
         words=NETWORKS,
     )

@@ -62,7 +62,7 @@ class SlurmOptions:
     )
     cpus_per_task: int | None = option(None, "cores of each task", metavar="N", type=positive_integer)
     gpus_per_task: int | None = option(
-        None, "GPUs of each task; it then runs a worker for each", metavar="N", type=positive_integer
+        None, "GPUs of each task, which then runs one worker per GPU", metavar="N", type=positive_integer
     )
     mem: str | None = option(None, "memory on each host, such as 16G", metavar="SIZE")
     time: str | None = option(None, "time limit, such as 4:00:00 or 2-00:00:00", metavar="TIME")

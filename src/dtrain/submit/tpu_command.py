@@ -25,8 +25,8 @@ class TPUOptions:
     """The options of `dtrain submit --tpu`."""
 
     tpu_name: str | None = option(None, "name of the TPU VM or slice; required", metavar="NAME")
-    zone: str | None = option(None, "its zone (default: gcloud's)", metavar="ZONE")
-    project: str | None = option(None, "its project (default: gcloud's)", metavar="NAME")
+    zone: str | None = option(None, "zone of the TPU VM (default: that of gcloud)", metavar="ZONE")
+    project: str | None = option(None, "project of the TPU VM (default: that of gcloud)", metavar="NAME")
 
 
 Options = TPUOptions

@@ -83,8 +83,8 @@ def time_section(runs: Sequence[RunData], names: Sequence[Markup]) -> tuple[Mark
     unknown = {part for _, run in timed for epoch in run.epochs for part in epoch.unmeasured}
     if unknown:
         notes.append(
-            f"{' and '.join(sorted(unknown))} within steps counts as compute where operations were "
-            "deterministic: clocks are not, so it was not measured."
+            f"In runs with deterministic operations, {' and '.join(sorted(unknown))} within steps counts as "
+            "compute and was not measured, because reading a clock is not deterministic."
         )
     causes = [(place, cause) for place, run in timed for cause in _causes(run)]
     return body + _callbacks(timed, several=bool(names)) + sections.causes(causes, names), notes
@@ -216,7 +216,7 @@ _EXPLAINED = {
     "compute": "steps of the model",
     "input": "waiting for data",
     "communication": "all-reducing with, and waiting for, other workers",
-    "checkpoint": "training stood still while a state was saved",
+    "checkpoint": "saving state, as far as training waited for it",
     "callbacks": "between steps, in callbacks",
     "validation": "evaluation at the epoch's end",
     "start": "tracing and compiling",

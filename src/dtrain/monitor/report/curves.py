@@ -74,7 +74,7 @@ def speed_curves(runs: Sequence[RunData]) -> Curves:
         rates = _lines(runs, _by_epoch(lambda epoch: epoch.examples_per_second))
         charts.append(line_chart("examples/s", rates, _EPOCHS, from_zero=True, most=most))
     charts.append(_by_clock(runs, "examples_per_second", "examples/s", most))
-    charts.append(_by_clock(runs, "step_seconds", "time of a step", most, unit="seconds"))
+    charts.append(_by_clock(runs, "step_seconds", "time per step", most, unit="seconds"))
     charts.append(_by_clock(runs, "data_wait", "waiting for data", most, unit="percent"))
     if any(run.steps.has(_RATE_LOG) for run in runs):
         charts.append(_by_step(runs, _RATE_LOG, "learning rate", most))

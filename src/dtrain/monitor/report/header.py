@@ -91,7 +91,7 @@ def figures(run: RunData) -> list[Figure]:
     replicas = finite(run.record.get("replicas"))
     return [
         Figure("examples/s", text.number(of.rate), "over all replicas" if replicas != 1 else ""),
-        Figure("time of a step", text.seconds(of.step), "tracing left out"),
+        Figure("time per step", text.seconds(of.step), "tracing left out"),
         Figure("wall time", text.seconds(of.wall_time), _epoch_count(run)),
         Figure("goodput", text.percent(of.goodput), "of the wall time"),
         Figure("waiting for data", text.percent(of.data_wait), "of the time"),
