@@ -108,7 +108,7 @@ def terminal(lines: Sequence[Line], *, title: str) -> str:
         shown = text if len(text) <= WIDTH else text[: WIDTH - 1] + "…"
         # Its length is fixed, so that any font fits.
         length = f' textLength="{len(shown) * size * 0.602:.1f}" lengthAdjust="spacingAndGlyphs"'
-        place = f'x="{left}" y="{top + row * number}" fill="{colour}"'
+        place = f'x="{left}" y="{top + row * number}" fill="{colour}" xml:space="preserve"'
         parts.append(f"<text {place}{length if shown else ''}>{escape(shown).replace(' ', NO_BREAK)}</text>")
     return "\n".join([*parts, "</g>", "</svg>", ""])
 
