@@ -281,7 +281,7 @@ def words(page: str) -> str:
 
 
 def test_no_program_of_a_page_saves_a_model_on_the_chief_alone() -> None:
-    """All workers save under every strategy: under `fully_sharded`, a worker that does it alone gets an error."""
+    """All workers save, under every strategy: `fully_sharded` refuses a worker that saves alone."""
     saving = {"save", "save_weights", "export"}
     for path in TEXTS:
         for block in guide.blocks(path.read_text(encoding="utf-8")):

@@ -159,8 +159,8 @@ _ENTRIES = (
         replicas="one per device",
         failure=_RESUMES,
         ease="the name is enough",
-        limits="copies the weights to the devices in each step; trains on one machine only; has no XLA, which "
-        "reads weights on its own device only",
+        limits="copies the weights to the devices in each step; trains on one machine only; has no XLA, "
+        "which reads weights on its own device only",
         module="dtrain.strategies.central_storage",
     ),
     StrategyEntry(
