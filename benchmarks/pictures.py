@@ -108,13 +108,13 @@ def terminal(lines: Sequence[Line], *, title: str) -> str:
         shown = text if len(text) <= WIDTH else text[: WIDTH - 1] + "…"
         # Its length is fixed, so that any font fits.
         length = f' textLength="{len(shown) * size * 0.602:.1f}" lengthAdjust="spacingAndGlyphs"'
-        place = f'x="{left}" y="{top + row * number}" fill="{colour}"'
+        place = f'x="{left}" y="{top + row * number}" fill="{colour}" xml:space="preserve"'
         parts.append(f"<text {place}{length if shown else ''}>{escape(shown).replace(' ', NO_BREAK)}</text>")
     return "\n".join([*parts, "</g>", "</svg>", ""])
 
 
 class Bar(NamedTuple):
-    """One measured thing: its name, milliseconds a step, and whether it is dtrain's."""
+    """One measured thing: its name, milliseconds per step, and whether it is dtrain's."""
 
     name: str
     milliseconds: float
@@ -125,7 +125,7 @@ class Bar(NamedTuple):
 CASES = {
     "small-mpi": "two workers, a small network (steps below 1 ms)",
     "mid-mpi": "two workers, a CNN (much computing, few gradients)",
-    "big-mpi": "two workers, a wide network (30 MB of gradients a step)",
+    "big-mpi": "two workers, a wide network (30 MB of gradients per step)",
 }
 NAMES = {
     "dtrain": "dtrain, model.fit",
@@ -141,7 +141,7 @@ def newest_measurement() -> dict[str, Any]:
 
 
 def speed_plot(data: dict[str, Any]) -> str:
-    """Milliseconds a step of each case as SVG; in each, the longest bar is the slowest."""
+    """Milliseconds per step of each case as SVG; in each, the longest bar is the slowest."""
     width, left, right, row = 760, 258, 74, 22
     y, body = 58, []
     for key, says in CASES.items():
@@ -171,7 +171,7 @@ def speed_plot(data: dict[str, Any]) -> str:
     note = f"{hardware['cores']} cores of {hardware['cpu']}, {tensorflow}, Keras {versions['keras']}"
     note += f", PyTorch {versions['torch']}" if "torch" in versions else ""
     height = y + 26
-    title = "Milliseconds a step, two workers over MPI, median: shorter is faster"
+    title = "Milliseconds per step, two workers over MPI, median: shorter is faster"
     return "\n".join(
         [
             _opening(width, height, title),
@@ -206,7 +206,7 @@ def main() -> None:
     if "speed" in asked:
         (IMAGES / "speed.svg").write_text(speed_plot(newest_measurement()), encoding="utf-8")
     if "kill" in asked:
-        title = "dtrain train digits on two workers; worker 1 is killed, and the job goes on"
+        title = "dtrain train digits on two workers; worker 1 is killed, and the job continues"
         (IMAGES / "kill.svg").write_text(terminal(recorded(), title=title), encoding="utf-8")
     print(f"{', '.join(f'{name}.svg' for name in asked)} in {IMAGES}")
 

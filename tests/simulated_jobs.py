@@ -489,7 +489,8 @@ class SimulatedJob:
     @property
     def err(self) -> str:
         """What the launcher has written."""
-        return self.errors.getvalue()
+        lines = self.errors.getvalue().splitlines(keepends=True)
+        return "".join(line for line in lines if not line.startswith("[dtrain] Started: "))
 
     def attempts(self) -> list[list[int]]:
         """The places of the workers of each attempt."""

@@ -116,6 +116,7 @@ def test_spares_end_with_the_job(launch: Callable[..., Ended], fakes: Path) -> N
     assert ended.status == 0, ended.err
     pids = [int(path.name.partition("-")[2]) for path in fakes.glob("spare-*")]
     assert len(pids) == 1
+    assert f"[dtrain] Process {pids[0]} is a spare" in ended.err
     wait_until(lambda: not any(map(alive, pids)))  # the system takes a moment to end a process
 
 

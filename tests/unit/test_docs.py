@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib
+import json
 import os
 import re
 import shutil
@@ -272,3 +273,42 @@ def test_every_example_is_in_the_gallery() -> None:
     text = (guide.DOCS / "gallery.md").read_text(encoding="utf-8")
     there = {path.name for path in (guide.ROOT / "examples").iterdir() if path.suffix in (".py", ".ipynb")}
     assert {Path(target).name for target in LINK.findall(text) if "examples/" in target} == there
+
+
+def words(page: str) -> str:
+    """The prose of a page on one line."""
+    return " ".join(prose(guide.ROOT / page).split())
+
+
+def test_no_program_of_a_page_saves_a_model_on_the_chief_alone() -> None:
+    """All workers save, under every strategy: `fully_sharded` refuses a worker that saves alone."""
+    saving = {"save", "save_weights", "export"}
+    for path in TEXTS:
+        for block in guide.blocks(path.read_text(encoding="utf-8")):
+            if block.language != "python":
+                continue
+            for node in ast.walk(ast.parse(block.text)):
+                if isinstance(node, ast.If) and "is_chief()" in ast.unparse(node.test):
+                    called = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+                    assert not called & saving, f"{path.name}: {ast.unparse(node)}"
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=IDS)
+def test_the_promise_of_equal_numbers_names_its_precision(path: Path) -> None:
+    text = words(str(path.relative_to(guide.ROOT)))
+    assert "2e-4" not in text or "2e-4 relative in float32" in text
+
+
+def test_what_a_worker_keeps_of_its_speed_is_the_measured_share() -> None:
+    data = json.loads((guide.ROOT / "benchmarks/results/speed_workers.json").read_text(encoding="utf-8"))
+    kept = {case: data["cases"][f"{case}-mpi"]["times_faster"]["pair"]["median"] for case in ("mid", "big")}
+    assert kept["mid"] > 1, "pages say that it keeps all"
+    for page in ("README.md", "benchmarks/README.md", "docs/speed.md", "docs/strategies.md"):
+        assert f"{kept['big']:.0%}" in words(page), page
+
+
+def test_a_program_changes_in_as_many_lines_on_every_page() -> None:
+    """`test_readme.py` counts them."""
+    for page in ("README.md", "docs/index.md"):
+        found = re.findall(r"\b(\w+) lines (?:more|change)\b", words(page))
+        assert [each.lower() for each in found] == ["four"], page

@@ -54,7 +54,7 @@ def test_its_table_of_conformance_is_the_measured_one() -> None:
     for strategy in MEASURED.verdicts:
         right, wrong, error = (MEASURED.count(strategy, STOCK, each) for each in (SAME, WRONG, ERROR))
         ours = MEASURED.count(strategy, DTRAIN, SAME)
-        name, total = LAYOUTS[strategy].class_name, len(programs)
+        name, total = LAYOUTS[strategy].class_name.removesuffix("Strategy"), len(programs)
         rows.append([f"`{name}`", f"{right} of {total}", str(wrong), str(error), f"{ours} of {total}"])
     heads = ["strategy", "stock: right", "wrong", "error", "dtrain: right"]
     assert markdown_of(heads, rows) in README

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from dtrain.environments.topology import Task, Topology
+from dtrain.launch.job.launcher import Launcher
 from dtrain.launch.job.policy import Policy
 from dtrain.launch.job.spec import JobSpec
 from dtrain.launch.supervision.attempt import JobRecord
@@ -14,6 +17,8 @@ from dtrain.launch.supervision.parameter_servers import ParameterServerPolicy, S
 from dtrain.launch.supervision.reports import describe_exit, exit_status
 from dtrain.launch.supervision.restart_rules import Budget, Failure, RestartRules
 from dtrain.launch.supervision.running_tasks import JobOutcome
+from dtrain.launch.supervision.spares import Spares
+from dtrain.launch.supervision.synchronous import SynchronousPolicy
 from dtrain.task.task_messages import Progress
 from given_clock import GivenClock
 
@@ -65,6 +70,24 @@ def test_a_worker_that_was_called_wrongly_is_not_started_again() -> None:
 
 def test_process_and_address_of_a_task_that_starts() -> None:
     assert policy().on_start(WORKER, 77) == "worker 1 started, process 77, 127.0.0.1:4001"
+
+
+@pytest.mark.parametrize(("host", "places"), [("127.0.0.1", ("", "")), ("h2", (" on 127.0.0.1", " on h2"))])
+def test_one_line_names_the_processes_of_all_workers(host: str, places: tuple[str, str]) -> None:
+    spec, clock = JobSpec(command=["true"], workers=2), GivenClock()
+    addresses = ("127.0.0.1:4000", f"{host}:4001")
+    attempt = SynchronousPolicy(
+        spec,
+        JobRecord(Connections(2)),
+        [Topology({"worker": addresses}, "worker", index) for index in range(2)],
+        clock,
+        [0, 1],
+        Membership(2, 2, rejoin=60.0, clock=clock),
+        Spares([], {}, 0, cast(Launcher, None)),
+    )
+    assert attempt.on_start(Task("worker", 0), 76) == ""
+    line = f"Started: worker 0 (process 76{places[0]}), worker 1 (process 77{places[1]})."
+    assert attempt.on_start(Task("worker", 1), 77) == line
 
 
 def test_a_process_with_the_number_of_an_earlier_one_is_heard() -> None:

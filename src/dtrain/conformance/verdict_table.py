@@ -24,8 +24,8 @@ stock side, nothing of dtrain that changes Keras is imported.
 - **wrong**: the program ran without an error, and at least one number is another one.
 - **error**: the program raised an error, crashed, or hung longer than the time limit.
 
-No program has a layer that draws random numbers: replicas draw other ones, by design. All processes run on
-the CPU of one machine: {layouts}.
+No program has a layer that draws random numbers, because stock TensorFlow does not draw those of one device.
+All processes run on the CPU of one machine: {layouts}.
 """
 
 

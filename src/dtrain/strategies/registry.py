@@ -67,19 +67,19 @@ class StrategyEntry:
         return getattr(importlib.import_module(self.module), self.factory or self.class_name)
 
 
-_RESUMES = "started again, it resumes from its last checkpoint, to the bit"
+_RESUMES = "a restarted program resumes from its last checkpoint, to the bit"
 
 _ENTRIES = (
     StrategyEntry(
         name="default",
         spans="device",
         made_by="dtrain.get_strategy()",
-        purpose="one device; to begin with",
-        updates="nothing to combine",
+        purpose="programs on one device, and first tries",
+        updates="one device: no gradients to combine",
         replicas="1",
         failure=_RESUMES,
         ease="the name is enough",
-        limits="it distributes nothing",
+        limits="distributes no work",
         synonyms=("off", "none", "no", "single"),
         suggested_for=("local",),
         module="dtrain.strategies.default",
@@ -89,12 +89,12 @@ _ENTRIES = (
         name="one_device",
         spans="device",
         made_by="OneDeviceStrategy(device)",
-        purpose="one device that you choose; to test a program that is to be distributed",
-        updates="nothing to combine",
+        purpose="one device that you choose, and tests of programs that will be distributed",
+        updates="one device: no gradients to combine",
         replicas="1",
         failure=_RESUMES,
         ease="the name is enough",
-        limits="the device is yours to choose",
+        limits="distributes no work; you choose the device",
         module="dtrain.strategies.one_device",
         factory="one_device_strategy",
     ),
@@ -103,11 +103,11 @@ _ENTRIES = (
         spans="devices",
         made_by="MirroredStrategy(devices, cross_device_ops)",
         purpose="several GPUs of one machine",
-        updates="synchronous: an all-reduce every step",
-        replicas="one a GPU, or one a logical CPU, of this machine",
+        updates="synchronous: an all-reduce in every step",
+        replicas="one per GPU or logical CPU of this machine",
         failure=_RESUMES,
         ease="the name is enough",
-        limits="on CPUs it is for tests: they share the cores",
+        limits="speeds up nothing on logical CPUs, which share the cores: use them for tests",
         synonyms=("multigpu",),
         suggested_for=("dataparallel", "dp", "gpu", "multidevice"),
         module="dtrain.strategies.mirrored",
@@ -117,12 +117,12 @@ _ENTRIES = (
         spans="workers",
         made_by='MultiWorkerMirroredStrategy(cluster_resolver, communication_options, communication="auto")',
         purpose="several machines, or several processes of one",
-        updates="synchronous: an all-reduce every step, over MPI, sockets or NCCL",
-        replicas="those of all workers",
-        failure="all workers resume from the last checkpoint, to "
-        "the bit; with `--workers MIN:MAX` also without those that do not start",
-        ease="one process a worker: `dtrain launch --workers N`, `TF_CONFIG` or an MPI start",
-        limits="it does not continue without a worker: when one dies, all resume from the last checkpoint",
+        updates="synchronous: an all-reduce in every step, over MPI, sockets or NCCL",
+        replicas="the replicas of all workers",
+        failure="all workers resume from the last checkpoint, to the bit; with `--workers MIN:MAX`, workers "
+        "that do not start are left out",
+        ease="one process per worker: `dtrain launch --workers N`, `TF_CONFIG` or an MPI start",
+        limits="does not continue without a worker: when one dies, all resume from the last checkpoint",
         synonyms=("multiworkermirrored", "collectiveallreduce"),
         suggested_for=(
             "allreduce",
@@ -140,12 +140,12 @@ _ENTRIES = (
         made_by='FullyShardedStrategy(cluster_resolver, communication_options, communication="auto", '
         'smallest=8192, within="job")',
         purpose="models larger than a device, on several machines or processes",
-        updates="synchronous: weights are gathered layer by layer, gradients summed into the replicas' parts",
-        replicas="those of all workers",
-        failure="all workers resume from the last checkpoint, to "
-        "the bit; with `--workers MIN:MAX` also without those that do not start",
-        ease="one process a worker: `dtrain launch --workers N`, `TF_CONFIG` or an MPI start",
-        limits="no `strategy.run`; every worker reads and saves weights together",
+        updates="synchronous: replicas gather weights layer by layer, and reduce-scatter the gradients",
+        replicas="the replicas of all workers",
+        failure="all workers resume from the last checkpoint, to the bit; with `--workers MIN:MAX`, workers "
+        "that do not start are left out",
+        ease="one process per worker: `dtrain launch --workers N`, `TF_CONFIG` or an MPI start",
+        limits="has no `strategy.run`; all workers must read and save weights together",
         synonyms=("fsdp", "zero3"),
         suggested_for=("deepspeed", "modelparallel", "sharded", "zero"),
         module="dtrain.strategies.fully_sharded",
@@ -154,13 +154,13 @@ _ENTRIES = (
         name="central_storage",
         spans="devices",
         made_by="CentralStorageStrategy(compute_devices, parameter_device)",
-        purpose="one copy of the weights, on the CPU, for several devices of one machine",
+        purpose="several devices of one machine that share one copy of the weights, on the CPU",
         updates="synchronous: gradients are summed where the weights are",
-        replicas="one a device",
+        replicas="one per device",
         failure=_RESUMES,
         ease="the name is enough",
-        limits="weights travel each step; several devices, one machine; no XLA, which reads weights on "
-        "its own device only",
+        limits="copies the weights to the devices in each step; trains on one machine only; has no XLA, "
+        "which reads weights on its own device only",
         module="dtrain.strategies.central_storage",
     ),
     StrategyEntry(
@@ -168,12 +168,12 @@ _ENTRIES = (
         spans="tpu",
         made_by='TPUStrategy(tpu_cluster_resolver, ..., tpu="name")',
         purpose="the cores of a TPU",
-        updates="synchronous: an all-reduce every step, between the cores",
-        replicas="one a TPU core",
-        failure="nothing is promised: not tried",
+        updates="synchronous: an all-reduce in every step, between the cores",
+        replicas="one per TPU core",
+        failure="nothing is promised, because it was not tried",
         ease="the name is enough on a TPU VM; elsewhere the TPU's name",
-        limits="no TPU was at hand: only finding one and its errors are tested; Keras and TensorFlow train "
-        "there as they are, without what dtrain adds elsewhere",
+        limits="was not tested on a TPU: only the detection of TPUs and its errors are tested; Keras and "
+        "TensorFlow train there without dtrain's additions",
         module="dtrain.strategies.tpu",
     ),
     StrategyEntry(
@@ -181,13 +181,13 @@ _ENTRIES = (
         spans="servers",
         made_by="ParameterServerStrategy(cluster_resolver, variable_partitioner, max_staleness=None, "
         "overlap=False)",
-        purpose="huge embeddings; workers of unequal speed, or that come and go",
+        purpose="huge embeddings; workers of unequal speed, or workers that come and go",
         updates="asynchronous: each worker updates the servers' weights with its own batch",
-        replicas="1: each worker trains on whole batches by itself",
-        failure="of a worker: the others continue, and its steps are done again; of a server or the "
+        replicas="1; each worker trains on whole batches",
+        failure="a worker: the others continue, and repeat its steps; a server or the "
         "chief: all resume from the last checkpoint",
         ease="a chief, workers and servers: `dtrain launch --workers N --ps M`",
-        limits="with several workers the numbers are not one device's; see "
+        limits="does not give one device's numbers with several workers; see "
         "[what is promised](parameter_servers.md#what-is-promised)",
         synonyms=("ps",),
         module="dtrain.strategies.parameter_server",

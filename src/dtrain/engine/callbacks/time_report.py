@@ -35,6 +35,10 @@ _SHARES = {"checkpoint": 0.1, "callbacks": 0.2, "input": 0.2}
 _LEAST_SECONDS = {"checkpoint": 0.25, "callbacks": 1.0, "input": 0.25}
 
 
+# A warning follows when the epochs so far have lost these seconds to it: a short run has nothing to save.
+_LOST_SECONDS = 5.0
+
+
 _HINTS = {
     "checkpoint": "save less often (save_freq), or on a faster disk",
     "callbacks": "do less in them, or less often; a callback that acts at every batch limits each call "
@@ -185,7 +189,7 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
         logger.warning("%s Hint: %s.", line, "; ".join(found["advice"]))
 
     def _find_causes(self, found: dict[str, Any], *, ended: bool = False) -> None:
-        """Finds what took a large share of an epoch's time, and logs each kind of cause once."""
+        """Finds what took a large share of an epoch's time, and logs each kind of cause once it matters."""
         found["workers"] = self._workers.known()
         found["causes"] = [*_causes(found), *slow_worker(found["workers"])]
         for cause in found["causes"]:
@@ -193,10 +197,18 @@ class TimeReport(keras.callbacks.Callback):  # type: ignore[misc]
             key = cause["cause"] + cause.get("task", "")
             if cause["cause"] == "input" or key in self._logged or not self._logs_causes:
                 continue
-            if cause["cause"] == "slow_worker" and self._launcher_reports(ended=ended):
+            if cause["cause"] == "slow_worker":
+                if self._launcher_reports(ended=ended):
+                    continue
+            elif self._lost(key) < _LOST_SECONDS:
                 continue
             self._logged.add(key)
             logger.warning("%s", cause["text"])
+
+    def _lost(self, part: str) -> float:
+        """The seconds that a part took in the epochs in which it was a cause."""
+        named = [each for each in self._epochs if any(c["cause"] == part for c in each["causes"])]
+        return sum((each["parts"][part] for each in named), 0.0)
 
     def _launcher_reports(self, *, ended: bool) -> bool:
         """Whether the launcher reports a slow worker; its watchdog cannot, if the `fit` was too short."""

@@ -83,6 +83,8 @@ class Spares:
                 self._count = 0
             else:
                 self._spares.append(spare)
+                line = f"Process {spare.handle.pid} is a spare: it waits to replace a worker after a failure."
+                self._launcher.session.say(line)
 
     def close(self) -> None:
         """End all spares."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dtrain.base.clock import Clock
+from dtrain.base.tcp import split_address
 from dtrain.environments import settings
 from dtrain.environments.topology import Task, Topology
 from dtrain.launch.job.launcher import Launcher
@@ -82,6 +83,7 @@ class SynchronousPolicy(AttemptPolicy):
         self._slots = slots
         self._began_at = self.clock.now()
         self._asked = False
+        self._pids: dict[Task, int] = {}
 
     def started(self, task: Task) -> bool:
         """Whether a worker has started to train.
@@ -93,9 +95,20 @@ class SynchronousPolicy(AttemptPolicy):
         return not self.record.stepped and self.clock.now() - self._began_at >= _NO_NEWS
 
     def on_start(self, task: Task, pid: int) -> str:
-        """A task was started; no line is shown."""
+        """A task was started; once all are, a line shows the process ids to the user."""
+        super().on_start(task, pid)
         self._watchdog.on_start(task, pid)
-        return super().on_start(task, pid)
+        self._pids[task] = pid
+        return self._started_line() if self._pids.keys() == self.addresses.keys() else ""
+
+    def _started_line(self) -> str:
+        hosts = {task: split_address(address)[0] for task, address in self.addresses.items()}
+        several = len({*hosts.values()}) > 1
+        named = [
+            f"{task} (process {pid}{f' on {hosts[task]}' if several else ''})"
+            for task, pid in self._pids.items()
+        ]
+        return f"Started: {', '.join(named)}."
 
     def on_message(self, message: Message) -> None:
         """Receive a task's message; the imports that a task reports are for the spares."""
