@@ -34,6 +34,9 @@ const make = (name, text) => {
   made.textContent = text;
   return made;
 };
+const fitted = new ResizeObserver(entries => entries.forEach(({target, contentRect}) =>
+  target.style.setProperty('--zoom', Math.max(1, contentRect.width / target.viewBox.baseVal.width))));
+document.querySelectorAll('.plot svg[role=img]').forEach(svg => fitted.observe(svg));
 document.querySelectorAll('.plot').forEach(plot => {
   const holder = plot.parentNode.querySelector('script');
   if (!holder) return;
@@ -166,7 +169,7 @@ document.querySelectorAll('.adjustable').forEach(figure => {
     axis.forEach(each => { each.style.display = log === data.log ? '' : 'none'; });
     if (log !== data.log) added = ticks(low, high, log).flatMap(value => [
       drawn(svg, 'line', {'class': 'grid', x1: left, x2: right, y1: y(value), y2: y(value)}),
-      drawn(svg, 'text', {'class': 'tick', 'text-anchor': 'end', x: left - 6, y: y(value) + 3.6},
+      drawn(svg, 'text', {'class': 'tick', 'text-anchor': 'end', x: left - 6, y: y(value)},
         short(value)),
     ]);
     svg.prepend(...added);
