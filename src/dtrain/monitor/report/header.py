@@ -127,6 +127,8 @@ def _metric(run: RunData, name: str) -> Figure:
 
 def facts(runs: Sequence[RunData]) -> list[tuple[str, str]]:
     """The facts below the heading: those of one run, or a summary of several."""
+    if not runs:
+        return []
     values = _facts(runs[0]) if len(runs) == 1 else _common_facts(runs)
     return [(name, value) for name, value in values.items() if value]
 
