@@ -254,8 +254,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dashboard",
         type=port,
         metavar="PORT",
-        help="serve a page on this machine, at this port, that shows what each task does and the newest run "
-        "below runs/ while the job runs; its address is printed",
+        help="serve a page on this machine, at this port (0: any that is free), that shows what each task "
+        "does and the newest run below runs/ while the job runs; its address is printed",
     )
     parser.add_argument(
         "-m", dest="is_module", action="store_true", help="the script is the name of a module"
@@ -351,6 +351,11 @@ def _launch_node(command: list[str], args: argparse.Namespace, options: dict[str
         interface=given.get("interface"),
     )
     if nodes.rank:
+        if "states" in options:
+            raise ConfigurationError(
+                f"--dashboard is for node 0, which knows all tasks, but --node-rank is {nodes.rank}.",
+                hint="Leave it out here.",
+            )
         from dtrain.launch.hosts.nodes_launcher import join_nodes
 
         return join_nodes(nodes, command)

@@ -53,14 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def port(text: str) -> int:
-    """Parse a port; the `type` of an argument of `argparse`.
+    """Parse a port, or 0 for any that is free; the `type` of an argument of `argparse`.
 
     Raises:
         argparse.ArgumentTypeError: the text is no port.
     """
     number = parse_count(text)
-    if number is None or not 1 <= number <= 65535:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a port from 1 to 65535")
+    if number is None or number > 65535:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a port from 0 to 65535")
     return number
 
 

@@ -51,8 +51,9 @@ def present_section(run: RunData | None, tasks: Sequence[TaskRow]) -> Markup:
     """
     figures = [] if run is None else [figure for figure in _figures(run) if figure.value != text.UNKNOWN]
     shown: Markup = parts.tiles(figures) if figures else parts.quiet("No run has begun yet.")
-    rows = list(tasks) or ([] if run is None else _recorded(run))
-    return shown + sections.tasks(rows)
+    if tasks:
+        return shown + sections.tasks("Tasks", tasks)
+    return shown + sections.tasks("Workers of the last epoch", [] if run is None else _recorded(run))
 
 
 def _figures(run: RunData) -> list[Figure]:
