@@ -25,6 +25,7 @@ from dtrain.task.task_messages import Progress
 from given_clock import GivenClock
 from refusals import refused
 from run_directories import write_run
+from simulated_jobs import SimulatedJob, SimulatedTask, Steps
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -198,8 +199,27 @@ def test_tasks_say_what_they_do() -> None:
     assert (second.state, second.failed) == ("was ended by SIGKILL", True)
     states.ended(worker, 0)
     assert next((each.state, each.step) for each in states.now()) == ("has ended", 120)
-    states.attempt_begins()
-    assert states.now() == []
+
+
+def test_the_launcher_notes_the_tasks_of_the_present_attempt() -> None:
+    seen: dict[int, dict[str, tuple[str, int | None]]] = {}
+
+    def program(task: SimulatedTask) -> Steps:
+        yield 1.0 + task.index
+        if task.attempt == 0:
+            task.step(57)
+        yield 5.0
+        if task.index == 1:
+            seen.setdefault(task.attempt, job.states())
+        if task.index == 1 and task.attempt == 0:
+            task.end(-signal.SIGKILL)
+
+    job = SimulatedJob(program)
+    job.run()
+    steps, states = ({task: each[place] for task, each in seen[0].items()} for place in (1, 0))
+    assert steps == {"worker 0": 57, "worker 1": 57} and "starts" not in states.values()
+    assert seen[1] == {"worker 0": ("has ended", None), "worker 1": ("starts", None)}
+    assert job.states()["worker 1"] == ("has ended", None)
 
 
 def test_a_port_that_is_taken(run: Path, server: LiveServer) -> None:

@@ -24,6 +24,7 @@ from dtrain.monitor.report import LIVE_POLICY
 _HOST = "127.0.0.1"
 _EVENTS = "events"
 _MOST_CONNECTIONS = 32
+_LOOK = 0.1  # seconds between two looks whether the server is to end
 _PATIENCE = 10.0  # seconds for a request, and for a browser to take what is sent
 _SILENCE = 15.0  # seconds after which a line shows whether the browser is still there
 _HEADERS = {
@@ -84,7 +85,9 @@ class LiveServer(http.server.ThreadingHTTPServer):
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
         """Serves in a thread, inside the `with` block."""
-        thread = threading.Thread(target=self.serve_forever, name="dtrain-live-page", daemon=True)
+        thread = threading.Thread(
+            target=self.serve_forever, args=[_LOOK], name="dtrain-live-page", daemon=True
+        )
         thread.start()
         try:
             yield

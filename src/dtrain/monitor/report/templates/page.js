@@ -241,6 +241,7 @@ if (live) {
       start(made);
       delete waiting[name];
     });
+    document.title = document.querySelector('h1').textContent;
     [...main.children].filter(part => !order.includes(part.id)).forEach(part => part.remove());
     const wanted = order.map(name => document.getElementById(name)).filter(part => part?.parentNode === main);
     if (wanted.some((part, place) => main.children[place] !== part)) main.append(...wanted);
