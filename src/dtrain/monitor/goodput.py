@@ -19,7 +19,7 @@ KINDS: Mapping[str, str] = {
     "tracing": "building, tracing and compiling",
     "input": "steps waited for batches",
     "waiting": "steps waited for other workers",
-    "checkpoint": "training stood still while a state was saved",
+    "checkpoint": "training stood still for checkpoints, from start to end",
     "restore": "a checkpoint was looked for and restored",
     "repeated": "steps done again by a later attempt, and what followed the last line of a failed one",
     "restart": "from a failure to the first process of the next attempt",

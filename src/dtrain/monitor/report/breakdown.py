@@ -216,7 +216,7 @@ _EXPLAINED = {
     "compute": "steps of the model",
     "input": "waiting for data",
     "communication": "all-reducing with, and waiting for, other workers",
-    "checkpoint": "training stood still while a state was saved",
+    "checkpoint": "training stood still for checkpoints, within the epochs",
     "callbacks": "between steps, in callbacks",
     "validation": "evaluation at the epoch's end",
     "start": "tracing and compiling",
