@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import http.client
 import json
 import os
@@ -19,7 +20,7 @@ import pytest
 from dtrain.environments.topology import Task
 from dtrain.errors import PortInUseError
 from dtrain.launch.supervision.task_states import TaskStates
-from dtrain.monitor.live_run import LiveRun, newest_run
+from dtrain.monitor.live_run import FollowedRun, LiveRun, newest_run
 from dtrain.monitor.live_server import LiveServer
 from dtrain.task.task_messages import Progress
 from given_clock import GivenClock
@@ -168,6 +169,19 @@ def test_a_run_that_is_not_there_yet_or_cannot_be_read(tmp_path: Path) -> None:
     assert live.blocks() is before
     clock.pass_by(2.0)  # how long ago the last event was is said anew
     assert live.blocks() is not before
+
+
+def test_a_run_is_followed_until_nobody_trains_it(tmp_path: Path) -> None:
+    first, second = (write_run(tmp_path / name, epochs=1) for name in "ab")
+    os.utime(second / "run.json", (9e9, 9e9))
+    followed = FollowedRun(tmp_path)
+    assert followed() == second
+    os.utime(first / "run.json", (9.1e9, 9.1e9))
+    descriptor = os.open(second, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    assert followed() == second
+    os.close(descriptor)
+    assert followed() == first
 
 
 def test_what_takes_long_to_read_is_read_less_often(run: Path) -> None:

@@ -31,7 +31,7 @@ def dashboard(port: int, clock: Clock = REAL) -> Iterator[TaskStates]:
         PortInUseError: the page cannot be served at that port.
     """
     from dtrain.launch.supervision.task_states import TaskStates
-    from dtrain.monitor.live_run import LiveRun, newest_run
+    from dtrain.monitor.live_run import FollowedRun, LiveRun
     from dtrain.monitor.live_server import LiveServer
     from dtrain.monitor.report import TaskRow
     from dtrain.monitor.run_directory import RUNS
@@ -45,7 +45,7 @@ def dashboard(port: int, clock: Clock = REAL) -> Iterator[TaskStates]:
             for each in states.now()
         ]
 
-    run = LiveRun(lambda: newest_run(folder, since=began - 1.0), tasks=rows, clock=clock)
+    run = LiveRun(FollowedRun(folder, since=began - 1.0), tasks=rows, clock=clock)
     server = LiveServer(run, port)
     print(f"[dtrain] The page of the job is {server.address} on this machine.", file=sys.stderr, flush=True)
     with server.serving():

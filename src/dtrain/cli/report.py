@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _watch(args: argparse.Namespace) -> int:
-    from dtrain.monitor.live_run import LiveRun, newest_run
+    from dtrain.monitor.live_run import FollowedRun, LiveRun, newest_run
     from dtrain.monitor.live_server import LiveServer
 
     if args.output is not None or len(args.run_dir) > 1:
@@ -108,7 +108,7 @@ def _watch(args: argparse.Namespace) -> int:
     folder = Path(args.run_dir[0]).absolute()
     if newest_run(folder) is None:
         _read(args.run_dir)  # raises what is wrong with it
-    server = LiveServer(LiveRun(lambda: newest_run(folder), title=args.title), args.port or 0)
+    server = LiveServer(LiveRun(FollowedRun(folder), title=args.title), args.port or 0)
     print(f"The page is {server.address} on this machine, until Ctrl-C.", flush=True)
     with contextlib.suppress(KeyboardInterrupt), server:  # which closes it
         server.serve_forever()

@@ -14,7 +14,7 @@ from dtrain.base.clock import REAL, Clock
 from dtrain.errors import ConfigurationError
 from dtrain.monitor.report import TaskRow, page_blocks, page_of, present_section
 from dtrain.monitor.report.page import Blocks
-from dtrain.monitor.run_directory import RunDirectory
+from dtrain.monitor.run_directory import RunDirectory, is_locked
 from dtrain.monitor.run_reader import is_run, read_run, runs_in
 
 INTERVAL = 1.0
@@ -34,6 +34,25 @@ def newest_run(folder: Path, *, since: float = 0.0) -> Path | None:
     runs = {run: _changed(run) for run in ([folder] if is_run(folder) else runs_in(folder))}
     newest = max(runs, key=runs.__getitem__, default=None)
     return newest if newest is not None and runs[newest] >= since else None
+
+
+class FollowedRun:
+    """The run in a folder to follow: the one that was written to last, until it is no longer trained.
+
+    Args:
+        folder, since: as for `newest_run`.
+    """
+
+    def __init__(self, folder: Path, *, since: float = 0.0) -> None:
+        self._folder, self._since = folder, since
+        self._path: Path | None = None
+
+    def __call__(self) -> Path | None:
+        """The run's directory; None while there is none."""
+        newest = newest_run(self._folder, since=self._since)
+        if self._path is None or (newest != self._path and is_locked(RunDirectory(self._path)) is not True):
+            self._path = newest
+        return self._path
 
 
 class LiveRun:
