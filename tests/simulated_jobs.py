@@ -492,6 +492,10 @@ class SimulatedJob:
         lines = self.errors.getvalue().splitlines(keepends=True)
         return "".join(line for line in lines if not line.startswith("[dtrain] Started: "))
 
+    def states(self) -> dict[str, tuple[str, int | None]]:
+        """What the launcher knows of each task of the present attempt: its state and its step."""
+        return {str(each.task): (each.state, each.step) for each in self._job.record.states.now()}
+
     def attempts(self) -> list[list[int]]:
         """The places of the workers of each attempt."""
         by_attempt: dict[int, list[int]] = {}

@@ -389,6 +389,25 @@ def test_the_longest_way_from_a_checkpoint_to_the_next_is_told(tmp_path: Path) -
     assert "1 checkpoint, training waited" in one
 
 
+def test_how_long_training_stood_still_and_the_wall_time_are_one_number_each(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "it", epochs=1, restarted_in=0)
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    for event in events:
+        if event["kind"] == "checkpoint":
+            event["seconds"] = 0.0103  # copying the state; waiting for an earlier checkpoint is not in it
+        if event["kind"] == "epoch":
+            event["parts"]["checkpoint"] = 0.0863
+    (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    text = page_of(run, output=tmp_path / "page.html").text
+    assert (
+        "checkpoint 86.3 ms" in text
+        and "1 checkpoint, training waited 86.3 ms within the epochs." in text
+    )
+    goodput = read_run(run).goodput
+    assert goodput is not None
+    assert f"wall time {goodput.wall_seconds:.3g} s 1 epoch" in text
+
+
 def test_goodput_is_drawn_and_told_of_all_attempts(tmp_path: Path) -> None:
     """From the events of a run that has not ended, and from the record of one that has."""
     run = write_run(tmp_path / "it", epochs=4, restarted_in=2, status="running", end=None)

@@ -11,11 +11,14 @@ from typing import Any
 import pytest
 
 from dtrain import cli
+from dtrain.monitor.live_run import LiveRun
+from dtrain.monitor.live_server import LiveServer
 from dtrain.monitor.report import render
 from dtrain.monitor.run_reader import read_run
 from run_directories import write_metrics, write_run
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+WebDriverWait = pytest.importorskip("selenium.webdriver.support.ui").WebDriverWait
 pytestmark = pytest.mark.early("the browser's first start on a machine reads the disk for up to a minute")
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -75,6 +78,13 @@ for (const e of document.querySelectorAll('body *')) {
 }
 return [seen, found];
 """
+# The tables with long texts that are wider than their place, and the settings if they are a box to scroll in.
+CUT = """
+const boxes = [...document.querySelectorAll('.scroll')].filter(box => box.getClientRects().length);
+const settings = document.querySelector('#configuration .scroll');
+return boxes.filter(box => box.querySelector('.stacked') && box.scrollWidth > box.clientWidth + 1
+  || box === settings && box.scrollHeight > box.clientHeight + 1).map(box => box.getAttribute('aria-label'));
+"""
 DRAWN = """
 return [...document.querySelectorAll('.chart')].map(chart => {
   const size = part => { const b = part.getBoundingClientRect(); return b.width + b.height; };
@@ -86,6 +96,7 @@ return [...document.querySelectorAll('.chart')].map(chart => {
     bars: all('.stack rect').length,
     flat: all('.series path, .stack rect').filter(part => size(part) < 0.2).length,
     smallest: Math.min(...all('text').map(t => t.getBoundingClientRect().height)),
+    sizes: [...new Set(all('.tick').map(t => Math.round(t.getBoundingClientRect().height)))],
     width: chart.querySelector('svg[role=img]').getBoundingClientRect().width,
   };
 });
@@ -162,7 +173,10 @@ def test_the_page_fits_and_nothing_lies_over_another(
     assert browser.execute_script(f"return innerWidth === {width} && {root}.scrollWidth <= innerWidth")
     assert browser.execute_script(OVERLAPS) == []
     assert browser.get_log("browser") == []
-    for chart in browser.execute_script(DRAWN):
+    assert browser.execute_script(CUT) == []
+    drawn = browser.execute_script(DRAWN)
+    assert len({size for chart in drawn for size in chart["sizes"]}) == 1, drawn
+    for chart in drawn:
         assert chart["flat"] == 0, chart
         assert chart["smallest"] >= 11, f"text of {chart['title']} is too small to read"
         assert 300 <= chart["width"] <= 540, chart
@@ -267,6 +281,44 @@ def test_the_loss_has_a_logarithmic_axis_and_smoothing(browser: Any, pages: dict
     assert smooth[0] == before[0] and len(smooth[1]) == 2 * len(before[1])  # what was measured stays behind
     assert figure.find_elements("css selector", ".line.raw")
     assert browser.get_log("browser") == []
+
+
+def test_a_live_page_follows_the_run_and_keeps_what_was_chosen(browser: Any, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "it", workers=2, restarted_in=4, status="running", end=None)
+    lines = (run / "events.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.csv").unlink()
+    (run / "events.jsonl").write_text("".join(lines[:25]))
+
+    def shown(script: str) -> Any:
+        return browser.execute_script(f"return {script}")
+
+    server = LiveServer(LiveRun(lambda: run))
+    with server.serving():
+        browser.get(server.address)
+        wait = WebDriverWait(browser, 60, poll_frequency=0.05)
+        browser.execute_script(
+            "document.querySelector('#time details').open = true;"
+            "const input = document.querySelector('.adjust input');"
+            "input.value = 0.8; input.dispatchEvent(new Event('input'))"
+        )
+        assert not shown("document.querySelector('#attempts')")
+        with (run / "events.jsonl").open("a") as file:
+            file.write("".join(lines[25:]))
+        wait.until(lambda _: shown("document.querySelector('#attempts')"))
+        assert "step360of 360" in shown("document.querySelector('#now').textContent")
+        assert shown("document.querySelector('#time details').open")
+        assert shown("document.querySelectorAll('figure.adjustable .line.raw').length") == 2
+        assert shown("document.querySelector('.adjust input').value") == "0.8"
+        sections = shown("[...document.querySelectorAll('main > section')].map(s => s.id)")
+        assert sections[:3] == ["now", "figures", "curves"] and sections[-3:] == [
+            "attempts",
+            "configuration",
+            "notes",
+        ]
+        assert browser.get_log("browser") == []
+    wait.until(lambda _: "No connection" in shown("document.querySelector('#live').textContent"))
+    browser.get("about:blank")
+    browser.get_log("browser")
 
 
 def test_keys_do_not_break_and_a_lone_chart_takes_its_card(browser: Any, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ COMMANDS = {
     "launch": "dtrain.cli.launch",
     "submit": "dtrain.cli.submit",
     "report": "dtrain.cli.report",
+    "runs": "dtrain.cli.runs",
     "train": "dtrain.cli.train",
     "strategies": "dtrain.cli.strategies",
     "bench": "dtrain.cli.bench",

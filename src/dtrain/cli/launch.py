@@ -27,7 +27,9 @@ from dtrain.base.option_fields import (
 from dtrain.base.paths import check_script
 from dtrain.cli import worker_counts
 from dtrain.cli.config_file import add_config_argument
+from dtrain.cli.dashboard import dashboard
 from dtrain.cli.ray_options import add_ray_arguments, ray_cluster
+from dtrain.cli.report import port
 from dtrain.cli.slurm_nodes import from_slurm
 from dtrain.cli.worker_counts import DEFAULT_WORKERS, Workers
 from dtrain.environments.gpu_shares import gpu_shares
@@ -251,6 +253,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_ray_arguments(parser)
     parser.add_argument(
+        "--dashboard",
+        type=port,
+        metavar="PORT",
+        help="serve a page on this machine, at this port (0: any that is free), that shows what each task "
+        "does and the newest run below runs/ while the job runs; its address is printed",
+    )
+    parser.add_argument(
         "-m", dest="is_module", action="store_true", help="the script is the name of a module"
     )
     parser.add_argument("script", help="the Python script to run, or with -m the module")
@@ -263,11 +272,18 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         ConfigurationError: the script does not exist, or two arguments exclude each other.
+        PortInUseError: the page of `--dashboard` cannot be served at that port.
     """
     note_placement(args)
     if not args.is_module:
         check_script(args.script)
-    options = job_options(args)
+    if args.dashboard is None:
+        return _run_job(args, job_options(args))
+    with dashboard(args.dashboard) as states:
+        return _run_job(args, {**job_options(args), "states": states})
+
+
+def _run_job(args: argparse.Namespace, options: dict[str, Any]) -> int:
     if "ps" in options and args.gpus_per_worker is not None:
         raise ConfigurationError(
             "--gpus-per-worker is for jobs without parameter servers, but --ps was given.",
@@ -338,6 +354,11 @@ def _launch_node(command: list[str], args: argparse.Namespace, options: dict[str
         interface=given.get("interface"),
     )
     if nodes.rank:
+        if "states" in options:
+            raise ConfigurationError(
+                f"--dashboard is for node 0, which knows all tasks, but --node-rank is {nodes.rank}.",
+                hint="Leave it out here.",
+            )
         from dtrain.launch.hosts.nodes_launcher import join_nodes
 
         return join_nodes(nodes, command)

@@ -1,16 +1,19 @@
-"""`dtrain report`: writes one HTML page about one or several runs, from the files in their directories.
+"""`dtrain report`: writes one HTML page about one or several runs, or serves that of a run in progress.
 
-This module parses the arguments and warns about unreadable runs; `dtrain.monitor` reads them and renders.
+This module parses the arguments and warns about unreadable runs; `dtrain.monitor` reads them, renders and
+serves.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dtrain.base.counts import parse_count
 from dtrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -38,14 +41,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "folder)",
     )
     parser.add_argument("--title", default="", help="heading of the page (default: the run's name)")
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="serve the page of a run in progress to a browser on this machine, and renew it as the run goes "
+        "on, until Ctrl-C; of a folder of runs, the one that was written to last",
+    )
+    parser.add_argument(
+        "--port", type=port, metavar="PORT", help="the port for --watch (default: any that is free)"
+    )
+
+
+def port(text: str) -> int:
+    """Parse a port, or 0 for any that is free; the `type` of an argument of `argparse`.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is no port.
+    """
+    number = parse_count(text)
+    if number is None or number > 65535:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a port from 0 to 65535")
+    return number
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page and return 0.
+    """Write the page and return 0, or serve it until Ctrl-C.
 
     Raises:
-        ConfigurationError: no directory holds a readable run, or the page cannot be written.
+        ConfigurationError: no directory holds a readable run, the page cannot be written, or two arguments
+            exclude each other.
+        PortInUseError: the page cannot be served at that port.
     """
+    if args.watch:
+        return _watch(args)
+    if args.port is not None:
+        raise ConfigurationError("--port is for --watch.", hint="Give --watch too, or leave it out.")
     from dtrain.monitor.report import check_output, render, write_output
     from dtrain.monitor.report.text import clean, size
 
@@ -63,6 +93,25 @@ def run(args: argparse.Namespace) -> int:
     for run_data in runs:
         if run_data.goodput is not None:
             print(clean(_goodput_line(run_data.name, run_data.goodput)))
+    return 0
+
+
+def _watch(args: argparse.Namespace) -> int:
+    from dtrain.monitor.live_run import FollowedRun, LiveRun, newest_run
+    from dtrain.monitor.live_server import LiveServer
+
+    if args.output is not None or len(args.run_dir) > 1:
+        raise ConfigurationError(
+            "--watch shows one run and writes no file, but --output or several directories were given.",
+            hint="Give one RUN_DIR.",
+        )
+    folder = Path(args.run_dir[0]).absolute()
+    if newest_run(folder) is None:
+        _read(args.run_dir)  # raises what is wrong with it
+    server = LiveServer(LiveRun(FollowedRun(folder), title=args.title), args.port or 0)
+    print(f"The page is {server.address} on this machine, until Ctrl-C.", flush=True)
+    with contextlib.suppress(KeyboardInterrupt), server:  # which closes it
+        server.serve_forever()
     return 0
 
 

@@ -18,11 +18,17 @@ from dtrain.launch.launchers import make_launcher
 from dtrain.launch.supervision.parameter_servers import ParameterServerJob
 from dtrain.launch.supervision.reports import exit_status
 from dtrain.launch.supervision.synchronous import SynchronousJob
+from dtrain.launch.supervision.task_states import TaskStates
 
 
 @convert_limit_errors()
 def launch_local(
-    command: Sequence[str], *, stdout: TextIO | None = None, stderr: TextIO | None = None, **options: Any
+    command: Sequence[str],
+    *,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    states: TaskStates | None = None,
+    **options: Any,
 ) -> int:
     """Run a command as every task of a job, until all tasks have ended.
 
@@ -42,6 +48,7 @@ def launch_local(
     Args:
         command: the argument vector, such as `[sys.executable, "train.py"]`.
         stdout, stderr: where the prefixed lines go; by default this process's own streams.
+        states: where to note what each task does, for another thread that shows it.
         options: the other attributes of `JobSpec`; `workers` is required.
 
     Returns:
@@ -65,6 +72,8 @@ def launch_local(
     if launcher.restarts_job:
         spec = dataclasses.replace(spec, max_restarts=0, min_workers=None)
     job = ParameterServerJob(spec, launcher) if spec.ps else SynchronousJob(spec, launcher)
+    if states is not None:
+        job.record.states = states
     logs = kept_logs(spec.log_dir, session.console, session.say)
     with session.opened(), logs, launcher.opened(), job.opened():
         outcome = job.run()

@@ -19,7 +19,7 @@ KINDS: Mapping[str, str] = {
     "tracing": "building, tracing and compiling",
     "input": "waiting for batches in steps",
     "waiting": "waiting for other workers in steps",
-    "checkpoint": "saving state, as far as training waited for it",
+    "checkpoint": "saving state, as far as training waited for it, from start to end",
     "restore": "finding and restoring a checkpoint",
     "repeated": "steps done again by a later attempt, and the time after the last line of a failed one",
     "restart": "the time from a failure to the first process of the next attempt",

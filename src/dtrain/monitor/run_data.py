@@ -197,7 +197,8 @@ class RunAttempt:
     """One attempt: one start of the program. `began` and `last` are the times of its first and last event.
 
     `pause` are the seconds since the last event of the attempt before; None for the first attempt.
-    `status` is the status of its `end` event, "" if it wrote none.
+    `epochs` is how many epochs training has in all, and `steps` how many steps an epoch has. `status` is the
+    status of its `end` event, "" if it wrote none.
     """
 
     number: int
@@ -207,6 +208,8 @@ class RunAttempt:
     strategy: str
     workers: int | None
     replicas: int | None
+    epochs: int | None
+    steps: int | None
     first_epoch: int | None
     status: str
 

@@ -18,6 +18,7 @@ from dtrain.launch.job.spec import JobSpec
 from dtrain.launch.job.task_handle import Event, TaskHandle
 from dtrain.launch.supervision.connections import Connections
 from dtrain.launch.supervision.rendezvous_watch import RendezvousWatch
+from dtrain.launch.supervision.task_states import TaskStates
 from dtrain.task.channel import RUN_AGAIN
 from dtrain.task.task_messages import (
     CheckpointNote,
@@ -66,6 +67,7 @@ class JobRecord:
         checkpoint: the step of the newest checkpoint; -1 for none.
         removals: the folders to delete when the job has succeeded.
         gone: the tasks that reported progress in earlier attempts, each with the id of its process.
+        states: what each task of the present attempt does, for a page.
     """
 
     connections: Connections
@@ -75,6 +77,7 @@ class JobRecord:
     checkpoint: int = -1
     removals: list[str] = field(default_factory=list)
     gone: set[tuple[Task, int]] = field(default_factory=set)
+    states: TaskStates = field(default_factory=TaskStates)
 
     def note_all(self, events: Iterable[Event]) -> None:
         """Record the messages about checkpoints and connections; ignore all other events."""
@@ -152,6 +155,7 @@ class AttemptPolicy(Policy):
         self.failures.pop(task, None)
         self.record.gone.discard((task, pid))  # another host may use the same number
         self._rendezvous.started(task)
+        self.record.states.started(task)
         return ""
 
     def on_message(self, message: Message) -> None:
@@ -169,6 +173,7 @@ class AttemptPolicy(Policy):
     def on_progress(self, progress: Progress) -> None:
         """A task has reported its progress."""
         self.latest[progress.task] = progress
+        self.record.states.progressed(progress)
         self._rendezvous.trains(progress.task)
         self.record.reported = True
         self.record.stepped |= progress.done > 0
@@ -176,6 +181,7 @@ class AttemptPolicy(Policy):
     def on_exit(self, task: Task, code: int) -> Decision:
         """Record a task's exit and decide what it means."""
         self._rendezvous.ended(task, code)
+        self.record.states.ended(task, code)
         decision = self.decide_after_exit(task, code)
         if self._stuck is not None and code not in (0, RUN_AGAIN):
             return self._stuck.decision  # it may have ended because of the stuck task, or of the signal

@@ -87,6 +87,7 @@ class RestartedJob(ABC):
         number, delay = 0, 0.0
         while True:
             self.session.console.attempt = number
+            self.record.states.attempt_begins()
             with self.attempt(number) as (attempt, commands):
                 job = Job(commands, self.launcher, policy=attempt, spares=self.spares)
                 attempt.find = job.handle

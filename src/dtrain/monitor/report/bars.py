@@ -16,7 +16,7 @@ from dtrain.monitor.report.scales import Scale
 
 _WIDTH, _HEIGHT = 360.0, 212.0
 _TOP, _RIGHT, _BOTTOM = 8.0, 8.0, 34.0
-_CHARACTER = 6.3
+_CHARACTER = 6.6
 
 
 @dataclass(frozen=True)

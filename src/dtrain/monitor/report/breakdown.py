@@ -216,7 +216,7 @@ _EXPLAINED = {
     "compute": "steps of the model",
     "input": "waiting for data",
     "communication": "all-reducing with, and waiting for, other workers",
-    "checkpoint": "saving state, as far as training waited for it",
+    "checkpoint": "saving state, as far as training waited for it, within the epochs",
     "callbacks": "between steps, in callbacks",
     "validation": "evaluation at the epoch's end",
     "start": "tracing and compiling",

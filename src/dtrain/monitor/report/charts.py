@@ -21,7 +21,7 @@ from dtrain.monitor.report.thinning import thin_curve, thin_list
 WIDTH, HEIGHT = 360.0, 212.0
 WIDE = 980.0  # the width of a chart that is alone in its card
 _TOP, _RIGHT, _BOTTOM = 12.0, 12.0, 34.0
-_CHARACTER = 6.3  # the width of a digit in the ticks' labels
+_CHARACTER = 6.6  # the width of a digit in the ticks' labels
 _MARKED = 24  # a curve of at most so many points has a mark on each of them
 _MARKS = 40
 COLOURS = 8

@@ -36,8 +36,8 @@ class Measures(NamedTuple):
         where: strategy and number of replicas.
         rate: examples per second over all replicas.
         step: seconds of a step.
-        wall_time: seconds from start to end.
-        data_wait: the share of the time spent waiting for data.
+        wall_time: seconds from start to end, over all attempts.
+        data_wait: the share of the epochs' time spent waiting for data.
         communication: the share of the epochs' time spent on communication.
         goodput: the share of the wall time that went into steps which count.
     """
@@ -75,7 +75,9 @@ def measures(run: RunData) -> Measures:
         ),
         step=_first(finite(record.get("step_seconds")), steady.step_seconds, run.steps.step_seconds),
         wall_time=_first(
-            finite(record.get("wall_time_seconds")), sum(attempt.seconds for attempt in run.attempts) or None
+            None if run.goodput is None else run.goodput.wall_seconds or None,
+            finite(record.get("wall_time_seconds")),
+            sum(attempt.seconds for attempt in run.attempts) or None,
         ),
         data_wait=_first(
             shares["input"], finite(recorded.get("share")) if isinstance(recorded, dict) else None
@@ -94,7 +96,7 @@ def figures(run: RunData) -> list[Figure]:
         Figure("time per step", text.seconds(of.step), "tracing left out"),
         Figure("wall time", text.seconds(of.wall_time), _epoch_count(run)),
         Figure("goodput", text.percent(of.goodput), "of the wall time"),
-        Figure("waiting for data", text.percent(of.data_wait), "of the time"),
+        Figure("waiting for data", text.percent(of.data_wait), "of the epochs' time"),
         Figure("communication", text.percent(of.communication), "of the epochs' time"),
         _metric(run, "loss"),
         _metric(run, "accuracy"),
@@ -125,6 +127,8 @@ def _metric(run: RunData, name: str) -> Figure:
 
 def facts(runs: Sequence[RunData]) -> list[tuple[str, str]]:
     """The facts below the heading: those of one run, or a summary of several."""
+    if not runs:
+        return []
     values = _facts(runs[0]) if len(runs) == 1 else _common_facts(runs)
     return [(name, value) for name, value in values.items() if value]
 

@@ -122,5 +122,8 @@ sections: Any = _pages.get_template("sections.html").module
 parts: Any = _pages.get_template("parts.html").module
 """The macros of `parts.html`, as functions that return markup: legends and other small pieces."""
 
+blocks: Any = _pages.get_template("blocks.html").module
+"""The macros of `blocks.html`, as functions that return markup: the elements of which the page consists."""
+
 drawings: Any = _pages.get_template("drawings.html").module
 """The macros of `drawings.html`, as functions that return markup: charts of curves and of bars."""

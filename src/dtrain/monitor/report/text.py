@@ -89,6 +89,8 @@ def percent(share: float | None) -> str:
     """A share from 0 to 1, in percent."""
     if share is None or not math.isfinite(share):
         return UNKNOWN
+    if 1e-5 <= share < 9.5e-4:  # the ticks of an axis differ, and what is not nothing is not shown as 0.0%
+        return f"{100 * share:.2g}%"
     return f"{share:.0%}" if share >= 0.0995 or share == 0 else f"{share:.1%}"
 
 

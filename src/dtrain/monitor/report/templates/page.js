@@ -1,5 +1,6 @@
 // What the page does by itself: it tells values where one points, hides runs, and draws the loss otherwise.
-// The page is whole without it. It asks for nothing and puts text in as text only.
+// The page is whole without it. It puts text in as text only, and asks for nothing; only a live page listens to
+// its own server, which sends blocks of the page in place of older ones.
 (() => {
 'use strict';
 const tip = document.getElementById('tip');
@@ -34,7 +35,10 @@ const make = (name, text) => {
   made.textContent = text;
   return made;
 };
-document.querySelectorAll('.plot').forEach(plot => {
+const fitted = new ResizeObserver(entries => entries.forEach(({target, contentRect}) =>
+  target.style.setProperty('--zoom', Math.max(1, contentRect.width / target.viewBox.baseVal.width))));
+const showValues = plot => {
+  plot.querySelectorAll('svg[role=img]').forEach(svg => fitted.observe(svg));
   const holder = plot.parentNode.querySelector('script');
   if (!holder) return;
   let data = null, at = 0;
@@ -95,7 +99,7 @@ document.querySelectorAll('.plot').forEach(plot => {
     const place = from + (xs[at] - first) / (last - first) * (to - from);
     show(xs[at], area.left + place / svg.viewBox.baseVal.width * area.width, area.top + 24);
   });
-});
+};
 const drawn = (svg, name, attributes, text) => {
   const made = document.createElementNS(svg.namespaceURI, name);
   Object.entries(attributes).forEach(([key, value]) => made.setAttribute(key, value));
@@ -126,7 +130,8 @@ const smoothed = (values, weight) => {
     return sum / all;
   });
 };
-document.querySelectorAll('.adjustable').forEach(figure => {
+const chosen = {};  // by the title of a chart, as the chart may be replaced
+const adjust = figure => {
   const plot = figure.querySelector('.plot'), svg = plot.querySelector('svg');
   const data = JSON.parse(plot.querySelector('script').textContent);
   const [left, right] = data.box, [first, last] = data.ends, [top, base] = data.heights;
@@ -134,7 +139,10 @@ document.querySelectorAll('.adjustable').forEach(figure => {
   const lowest = Math.min(...values), highest = Math.max(...values), room = (highest - lowest || 1) * .06;
   const groups = [...svg.querySelectorAll('.series')], plain = groups.map(group => [...group.childNodes]);
   const axis = [...svg.querySelectorAll('.grid, .tick[text-anchor=end]')], note = figure.querySelector('.by');
+  const title = figure.querySelector('h3').textContent;
   let log = data.log, weight = 0, added = [];
+  if (chosen[title] && lowest > 0) log = chosen[title].log;
+  if (chosen[title]) weight = chosen[title].weight;
   const range = () => log === data.log ? data.values
     : log ? [lowest / 1.2, highest * 1.2] : [lowest - room, highest + room];
   const draw = () => {
@@ -166,11 +174,12 @@ document.querySelectorAll('.adjustable').forEach(figure => {
     axis.forEach(each => { each.style.display = log === data.log ? '' : 'none'; });
     if (log !== data.log) added = ticks(low, high, log).flatMap(value => [
       drawn(svg, 'line', {'class': 'grid', x1: left, x2: right, y1: y(value), y2: y(value)}),
-      drawn(svg, 'text', {'class': 'tick', 'text-anchor': 'end', x: left - 6, y: y(value) + 3.6},
+      drawn(svg, 'text', {'class': 'tick', 'text-anchor': 'end', x: left - 6, y: y(value)},
         short(value)),
     ]);
     svg.prepend(...added);
     if (note) note.hidden = !log;
+    chosen[title] = {log, weight};
   };
   const controls = make('div', '');
   controls.className = 'adjust';
@@ -186,12 +195,17 @@ document.querySelectorAll('.adjustable').forEach(figure => {
     controls.append(button);
   }
   const label = make('label', 'smoothing '), input = make('input', '');
-  Object.assign(input, {type: 'range', min: 0, max: .99, step: .01, value: 0});
+  Object.assign(input, {type: 'range', min: 0, max: .99, step: .01, value: weight});
   input.addEventListener('input', () => { weight = Number(input.value); draw(); });
   label.append(input);
   controls.append(label);
   figure.querySelector('figcaption').append(controls);
-});
+  if (chosen[title]) draw();
+};
+const start = block => {
+  block.querySelectorAll('.plot').forEach(showValues);
+  block.querySelectorAll('.adjustable').forEach(adjust);
+};
 const hidden = new Set();
 document.querySelectorAll('[data-toggle]').forEach(button => button.addEventListener('click', () => {
   const run = Number(button.dataset.toggle), off = !hidden.has(run);
@@ -199,4 +213,38 @@ document.querySelectorAll('[data-toggle]').forEach(button => button.addEventList
   button.setAttribute('aria-pressed', String(!off));
   document.querySelectorAll('[data-run="' + run + '"]').forEach(part => part.classList.toggle('off', off));
 }));
+start(document);
+const replace = (old, made) => {
+  const both = (kind, each) => {
+    const now = made.querySelectorAll(kind);
+    old.querySelectorAll(kind).forEach((was, place) => { if (now[place]) each(was, now[place]); });
+  };
+  both('details', (was, now) => { now.open = was.open; });
+  old.replaceWith(made);
+  both('.scroll', (was, now) => now.scrollTo(was.scrollLeft, was.scrollTop));
+};
+const live = document.getElementById('live');
+if (live) {
+  const main = document.querySelector('main'), waiting = {};
+  const events = new EventSource(document.body.dataset.events);
+  events.onerror = () => { live.textContent = 'No connection: this is how it was last. The command may have ended.'; };
+  events.onmessage = event => {
+    const {blocks, order} = JSON.parse(event.data);
+    live.textContent = 'This page is renewed as the run goes on.';
+    hide();
+    Object.entries(Object.assign(waiting, blocks)).forEach(([name, html]) => {
+      const old = document.getElementById(name), holder = document.createElement('template');
+      if (old && old.querySelector(':active')) return;  // later: somebody presses something in it
+      holder.innerHTML = html;
+      const made = holder.content.firstElementChild;
+      old ? replace(old, made) : main.append(made);
+      start(made);
+      delete waiting[name];
+    });
+    document.title = document.querySelector('h1').textContent;
+    [...main.children].filter(part => !order.includes(part.id)).forEach(part => part.remove());
+    const wanted = order.map(name => document.getElementById(name)).filter(part => part?.parentNode === main);
+    if (wanted.some((part, place) => main.children[place] !== part)) main.append(...wanted);
+  };
+}
 })();
