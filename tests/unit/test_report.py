@@ -399,10 +399,7 @@ def test_how_long_training_stood_still_and_the_wall_time_are_one_number_each(tmp
             event["parts"]["checkpoint"] = 0.0863
     (run / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     text = page_of(run, output=tmp_path / "page.html").text
-    assert (
-        "checkpoint 86.3 ms" in text
-        and "1 checkpoint, training waited 86.3 ms within the epochs." in text
-    )
+    assert "checkpoint 86.3 ms" in text and "1 checkpoint, training waited 86.3 ms within the epochs." in text
     goodput = read_run(run).goodput
     assert goodput is not None
     assert f"wall time {goodput.wall_seconds:.3g} s 1 epoch" in text
