@@ -13,6 +13,7 @@ from typing import Any
 
 from dtrain import environments
 from dtrain.base.option_fields import declare, flag, help_of, own_fields, positive_integer
+from dtrain.base.words import counted
 from dtrain.cli.launch import add_job_arguments, job_options, launch, note_placement
 from dtrain.cli.worker_counts import Workers
 from dtrain.environments import settings
@@ -170,7 +171,7 @@ def _check_cluster(topology: Topology, args: argparse.Namespace) -> None:
     servers = len(topology.jobs.get("ps", ()))
     if getattr(args, "ps", servers) != servers:
         raise ConfigurationError(
-            f"--ps is {args.ps}, but {origin} describes a job with {servers} parameter servers.",
+            f"--ps is {args.ps}, but {origin} describes a job with {counted(servers, 'parameter server')}.",
             hint=f"Leave --ps out where something else has started the processes{unset}.",
         )
     for option, value in _given_job_options(args):
