@@ -237,6 +237,11 @@ def log_device_placement() -> bool:
     return os.environ.get("DTRAIN_LOG_DEVICE_PLACEMENT", "").strip() == "1"
 
 
+def complete_traceback() -> bool:
+    """Whether tasks show the frames of libraries too if their program fails (DTRAIN_TRACEBACK is 1)."""
+    return os.environ.get("DTRAIN_TRACEBACK", "").strip() == "1"
+
+
 def data_directory() -> Path:
     """The folder of the data sets (DTRAIN_DATA_DIR); `data` in the current folder by default."""
     return Path(os.environ.get("DTRAIN_DATA_DIR", "").strip() or "data").expanduser()
