@@ -219,7 +219,7 @@ def slurm_enabled() -> bool:
 def first_port() -> int | None:
     """The first port of a job's tasks on each host (DTRAIN_PORT), or None.
 
-    It counts where the environment names hosts only, as Slurm does.
+    It counts where the environment names hosts only, as Slurm and torchrun do.
 
     Raises:
         ConfigurationError: the variable is no port from 1 to 65535.
