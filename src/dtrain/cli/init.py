@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from dtrain.base import safe_files
 from dtrain.base.option_fields import count
 from dtrain.base.paths import check_script
 from dtrain.cli import worker_counts
@@ -89,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         f"{key} = {_as_toml(answer)}\n" for key, answer in answers.items()
     )
     try:
-        with args.output.open("x", encoding="utf-8") as file:
+        with os.fdopen(safe_files.create(args.output), "w", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
         raise ConfigurationError(f"{args.output} cannot be written: {error.strerror}.") from error

@@ -75,8 +75,11 @@ def find_learning_rate(
 
     Args:
         model: a compiled model, whose optimizer has a number as its learning rate.
-        x, y, batch_size: as for `fit`; data that end before the sweep does begin anew.
-        lowest, highest: the rates of the first and of the last step.
+        x: the data, as for `fit`; data that end before the sweep does begin anew.
+        y: the labels, as for `fit`.
+        batch_size: as for `fit`.
+        lowest: the rate of the first step.
+        highest: the rate of the last step.
         steps: how many steps to make; at least 20.
 
     Returns:
