@@ -47,9 +47,9 @@ def save(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) 
         logger.warning("%s exists and overwrite=False was set: it is kept as it is.", filepath)
         return None
     # Every worker would print what it exports, and the path beside the target.
-    quiet = is_export and given.get("verbose", False) is None
+    quiet = is_export and "verbose" not in given and "verbose" in inspect.signature(original).parameters
     if quiet:
-        args, kwargs = (), given | {"verbose": False}
+        kwargs["verbose"] = False
     with whole(Path(filepath)) as beside:
         saved = original(self, str(beside), *args, **kwargs)
     if quiet and layout.worker == 0:
@@ -126,8 +126,6 @@ def _is_local(filepath: Any) -> bool:
 
 
 def _given(save: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call beyond the model and the path, by name, with the defaults of `save`."""
-    parameters = list(inspect.signature(save).parameters.values())[2:]
-    named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-    defaults = {each.name: each.default for each in named if each.default is not each.empty}
-    return defaults | dict(zip([each.name for each in named], args, strict=False)) | kwargs
+    """The arguments of a call of `save` beyond the model and the path, by name."""
+    parameters = list(inspect.signature(save).parameters)[2:]
+    return dict(zip(parameters, args, strict=False)) | kwargs
