@@ -94,7 +94,8 @@ def find_learning_rate(
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
         x = np.random.default_rng(0).normal(size=(256, 2))
-        found = dtrain.find_learning_rate(model, x, x.sum(axis=1, keepdims=True), steps=60)
+        y = x.sum(axis=1, keepdims=True)
+        found = dtrain.find_learning_rate(model, x, y, lowest=1e-4, steps=30)
         model.optimizer.learning_rate = found.suggestion
         ```
     """
