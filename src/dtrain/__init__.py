@@ -19,6 +19,7 @@ _PUBLIC = {
     "DtrainError": "dtrain.errors",
     "FullyShardedStrategy": "dtrain.strategies.fully_sharded",
     "Int8": "dtrain.gradient_hooks.int8",
+    "LearningRates": "dtrain.trainer.rate_finder",
     "MirroredStrategy": "dtrain.strategies.mirrored",
     "MultiWorkerMirroredStrategy": "dtrain.strategies.multi_worker",
     "OneDeviceStrategy": "dtrain.strategies.one_device",
@@ -30,6 +31,7 @@ _PUBLIC = {
     "barrier": "dtrain.process_group.ranks",
     "broadcast": "dtrain.process_group.ranks",
     "compare_copies": "dtrain.engine.callbacks.copies",
+    "find_learning_rate": "dtrain.trainer.rate_finder",
     "get_strategy": "dtrain.strategies.default",
     "is_chief": "dtrain.process_group.ranks",
     "local_rank": "dtrain.process_group.ranks",
@@ -46,6 +48,7 @@ __all__ = [
     "DtrainError",
     "FullyShardedStrategy",
     "Int8",
+    "LearningRates",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
@@ -57,6 +60,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "compare_copies",
+    "find_learning_rate",
     "get_strategy",
     "is_chief",
     "local_rank",
@@ -121,6 +125,7 @@ if TYPE_CHECKING:
     from dtrain.strategies.parameter_server import ParameterServerStrategy
     from dtrain.strategies.registry import strategy
     from dtrain.strategies.tpu import TPUStrategy
+    from dtrain.trainer.rate_finder import LearningRates, find_learning_rate
     from dtrain.trainer.trainer import Trainer
 
 

@@ -73,9 +73,8 @@ def test_another_number_of_workers_goes_on_at_the_same_step(tmp_path: Path) -> N
         made = len(training.steps())
         status = KILLED if workers == 1 else 0
         job = run([training], status=status, workers=workers, options=("--max-restarts", "0"))
-        assert (
-            f"It was written by {before} workers; now there are {workers}, with the same global" in job.text
-        )
+        writers = "1 worker" if before == 1 else f"{before} workers"
+        assert f"It was written by {writers}; now there are {workers}, with the same global" in job.text
         assert training.steps()[made][1] >= training.fault(fault)["committed"] + 1
     result = training.result()
     assert result["history"]["seen_once"] == expected["history"]["seen_once"]

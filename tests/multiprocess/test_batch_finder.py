@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,8 @@ def test_the_search(most: int, start: int | None) -> None:
     ("name", "value"),
     [
         *((name, 0) for name in ("start", "granularity", "limit", "steps", "timeout", "memory_limit")),
+        ("timeout", "x"),
+        ("timeout", math.nan),
         ("memory_limit", 8e9),
         ("memory_limit", "8GB"),
     ],

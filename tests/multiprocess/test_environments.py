@@ -20,9 +20,10 @@ from contract.mpi_starter import mpi_command, mpi_environment, mpi_missing
 from dtrain import environments
 from dtrain.environments.detected_job import ENVIRONMENTS
 from dtrain.environments.topology import Topology
-from dtrain.errors import ConfigurationError, PeerMissingError
+from dtrain.errors import ClusterConfigError, ConfigurationError, PeerMissingError
 from dtrain.process_group.rendezvous import run_rendezvous
 from engine_variables import OPEN_MPI_RANK, assert_as_recorded
+from refusals import refused
 
 JOB = {"worker": ("127.0.0.1:2221", "127.0.0.1:2222")}
 (EXAMPLE,) = (
@@ -41,6 +42,12 @@ TRAINJOB = {
     "PET_NPROC_PER_NODE": "1",
     "PET_MASTER_ADDR": "digits-node-0-0.digits",
     "PET_MASTER_PORT": "29500",
+}
+TORCHRUN = {
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "digits-node-0",
+    "MASTER_PORT": "29500",
 }
 SAYS = """
 import json, os
@@ -106,6 +113,11 @@ STARTS = {
         [TRAINJOB | {"PET_NODE_RANK": f"{rank}"} for rank in (0, 1)],
         invalid=TRAINJOB | {"PET_NODE_RANK": "2"},
         jobs={"worker": ("digits-node-0-0.digits:29500", "digits-node-0-1.digits:29500")},
+    ),
+    "torchrun": Start(
+        [TORCHRUN | {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"} for rank in (0, 1)],
+        invalid=TORCHRUN | {"RANK": "2", "LOCAL_RANK": "2"},
+        jobs={"worker": ("127.0.0.1:29501", "127.0.0.1:29502")},
     ),
     "tpu_vm": Start(
         [{"TPU_WORKER_ID": f"{rank}", "TPU_WORKER_HOSTNAMES": "t-w-0,t-w-1"} for rank in (0, 1)],
@@ -198,6 +210,30 @@ def test_an_invalid_description_is_a_typed_error(name: str, monkeypatch: pytest.
         environments.current()
 
 
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"LOCAL_WORLD_SIZE": None}, ["LOCAL_WORLD_SIZE"]),
+        ({"WORLD_SIZE": None}, ["WORLD_SIZE"]),
+        ({"MASTER_PORT": "http"}, ["MASTER_PORT", "'http'"]),
+        ({"MASTER_PORT": "65535"}, ["65536"]),
+        ({"LOCAL_RANK": "0"}, ["RANK is 1 of 2", "LOCAL_RANK is 0 of 2"]),
+        ({"WORLD_SIZE": "4"}, ["WORLD_SIZE is 4", "MASTER_ADDR", "dtrain launch --nnodes"]),
+    ],
+)
+def test_variables_of_torchrun_that_cannot_be_used_are_named(
+    changed: dict[str, str | None], named: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clear(monkeypatch)
+    for variable, value in (STARTS["torchrun"].variables[1] | changed).items():
+        if value is not None:
+            monkeypatch.setenv(variable, value)
+    with refused(ClusterConfigError, *named):
+        environments.current()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert environments.current() is None
+
+
 def test_the_first_of_two_names_the_job_and_the_rule_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     clear(monkeypatch)
     for name in ("acme", "tf_config"):
@@ -205,7 +241,7 @@ def test_the_first_of_two_names_the_job_and_the_rule_is_said(monkeypatch: pytest
             monkeypatch.setenv(variable, value)
     about = environments.describe()
     assert (about["environment"], about["also_found"]) == ("tf_config", ["acme"])
-    after = ["mpi", "slurm", "jobset", "kubeflow", "tpu_vm"]
+    after = ["mpi", "slurm", "jobset", "kubeflow", "torchrun", "tpu_vm"]
     assert about["precedence"] == ["tf_config", "joined", "ray", "acme", *after]
     assert environments.origin() == "TF_CONFIG, which precedes an ACME job,"
 

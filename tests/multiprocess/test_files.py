@@ -5,7 +5,9 @@ All cases share one job, since its processes take seconds to start; each leaves 
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import random
 import time
 import zipfile
@@ -203,8 +205,9 @@ class Worker:
                 problems.append((i, f"{type(error).__name__}: {error}"))
                 model.predict(self.x, batch_size=8, verbose=0)
         own = self.root / "exports" / f"own{self.rank}"
-        model.export(own, verbose=False)
-        return problems, (own / "saved_model.pb").exists()
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            model.export(own)
+        return problems, (own / "saved_model.pb").exists(), printed.getvalue()
 
     def only_the_chief(self) -> Any:
         model = self.model()
@@ -344,7 +347,10 @@ def test_saves_to_one_path_by_all_workers(reports: list[dict[str, Any]]) -> None
 
 def test_exports_to_one_path_by_all_workers(reports: list[dict[str, Any]]) -> None:
     for report in reports:
-        assert report["exports"] == ([], True)
+        assert report["exports"][:2] == ([], True)
+    printed = [report["exports"][2].splitlines() for report in reports]
+    assert [len(lines) for lines in printed] == [1] + [0] * (len(reports) - 1)
+    assert "own0" in printed[0][0]
 
 
 def test_a_save_that_only_the_chief_makes(reports: list[dict[str, Any]]) -> None:

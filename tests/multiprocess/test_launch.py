@@ -153,7 +153,7 @@ def test_numbers_out_of_range(options: dict[str, int]) -> None:
 
 
 def test_fewer_gpus_than_workers() -> None:
-    with refused(ConfigurationError, "gpus", "1 values (0)", "2 workers", "CUDA_VISIBLE_DEVICES"):
+    with refused(ConfigurationError, "gpus", "1 value (0)", "2 workers", "CUDA_VISIBLE_DEVICES"):
         launch_local([sys.executable, "-c", ""], workers=2, gpus=["0"])
 
 

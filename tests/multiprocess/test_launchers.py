@@ -324,7 +324,7 @@ def test_one_task_is_started_again_alone(jobs: Jobs) -> None:
         """
     status, _, err = jobs.run(text, workers=1, ps=1, spares=None)
     if jobs.launcher == "mpi":
-        assert status == 1 and "the job has 1 parameter servers" in err
+        assert status == 1 and "the job has 1 parameter server" in err
         return
     assert status == 0, err
     assert "worker 0 was killed by signal 9 (SIGKILL); it is started again in 1 s" in err

@@ -208,7 +208,7 @@ def test_a_starter_of_another_mpi(launch: Callable[..., Ended], tmp_path: Path) 
 
 def test_what_cannot_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = functools.partial(launch_local, [sys.executable, "-c", "pass"], workers=2, launcher="mpi")
-    with refused(ConfigurationError, "1 parameter servers"):
+    with refused(ConfigurationError, "1 parameter server"):
         start(ps=1)
     with refused(ConfigurationError, "mpi_starter is 'srun'"):
         start(launcher="local", mpi_starter="srun")

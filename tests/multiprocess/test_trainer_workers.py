@@ -69,6 +69,15 @@ class Worker:
             "updates": int(trainer.model.optimizer.iterations),
         }
 
+    def search(self) -> dict[str, Any]:
+        """A search for a rate: what it suggests, and the weights before and after."""
+        with dtrain.strategy("multi_worker").scope():
+            model = self.model()
+            model.compile("adam", "sparse_categorical_crossentropy")
+        before = model.get_weights()
+        found = dtrain.find_learning_rate(model, self.x, self.y, batch_size=20, steps=40)
+        return {"rate": found.suggestion, "before": before, "after": model.get_weights()}
+
     def refused(self) -> str:
         try:
             self.trainer("multi_worker", "whole").fit((self.x, self.y), verbose=0)
@@ -84,6 +93,7 @@ def job(root: Path) -> dict[str, Any]:
         "begun": worker.train("multi_worker", "parts", 2),
         "ended": worker.train("multi_worker", "parts", 4),
         "refused": worker.refused(),
+        "search": worker.search(),
         "alone": worker.train("default", None, 4),
     }
 
@@ -127,3 +137,11 @@ def test_a_resumed_run_ends_as_one_that_was_left_alone(reports: Reports) -> None
 def test_all_workers_refuse_the_directory_of_another_run(reports: Reports) -> None:
     for report in reports[1]:
         assert "holds another run" in report["refused"]
+
+
+def test_a_search_for_a_rate_leaves_the_weights_and_finds_one_rate(reports: Reports) -> None:
+    first, second = (report["search"] for report in reports[1])
+    assert first["rate"] == second["rate"] is not None
+    for search in (first, second):
+        for before, after in zip(search["before"], search["after"], strict=True):
+            np.testing.assert_array_equal(after, before)

@@ -44,6 +44,19 @@ def a_strategy_is_made_as_tutorials_make_it(job: Job) -> None:
     assert any(np.any(a != b) for a, b in zip(model.get_weights(), before, strict=True))
 
 
+@case
+def a_search_for_a_rate_leaves_everything_as_it_was(job: Job) -> None:
+    """Weights, the optimizer's state on the servers, and its rate."""
+    with job.strategy.scope():
+        model = classifier(job.strategy, "adam")
+        model.fit(batches(), epochs=1, verbose=0)
+        before = [v.numpy() for v in [*model.variables, *model.optimizer.variables]]
+        found = dtrain.find_learning_rate(model, batches(), steps=20)
+    assert len(found.rates) > 10 and np.isfinite(found.losses).all()
+    for variable, value in zip([*model.variables, *model.optimizer.variables], before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
 class Picky(keras.Model):
     """A model whose step refuses numbers above 100, in the graph."""
 

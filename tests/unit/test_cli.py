@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import importlib
 import io
 import os
 import subprocess
@@ -13,6 +16,7 @@ from typing import Any
 import pytest
 
 from dtrain import cli
+from dtrain.cli.parser import Parser
 from dtrain.environments.gpus import visible_gpus
 from dtrain.errors import ConfigurationError
 from dtrain.launch import launch_local
@@ -145,6 +149,8 @@ def test_unknown_command_suggests_the_nearest(capsys: pytest.CaptureFixture[str]
             ["launch", "--workers", "1", "--ps", "1", "--devices-per-worker", "2", __file__],
             "a worker of parameter servers has one device",
         ),
+        (["doctor", "--wait", "abc"], "'abc' is not a number of seconds up to"),
+        (["submit", "--slurm", "--nodes", "x", "a.py"], "'x' is not a number of hosts such as 4, or MIN-MAX"),
         (["--no-such-option"], "--no-such-option"),
     ],
 )
@@ -154,6 +160,16 @@ def test_bad_arguments_give_a_message_and_2(
     assert cli.main(arguments) == 2
     shown = capsys.readouterr().err
     assert said in shown
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_type_of_an_option_says_itself_what_it_refuses(command: str) -> None:
+    parser = Parser()
+    importlib.import_module(cli.COMMANDS[command]).add_arguments(parser)
+    for action in parser._actions:
+        if callable(action.type) and action.type not in (int, float):  # the parser has words for these two
+            with contextlib.suppress(argparse.ArgumentTypeError):
+                action.type("no such value")
 
 
 TRAIN = ["train", "synthetic", "--strategy", "multi_worker"]

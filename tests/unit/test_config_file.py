@@ -31,6 +31,7 @@ grace = 0.5
 spares = "none"
 mpi = false
 log-device-placement = true
+traceback = true
 gpus_per_worker = "all"
 hosts = "a:2,b:2"
 env = ["TOKEN", "HOME"]
@@ -45,7 +46,12 @@ def test_every_option_is_a_key(tmp_path: Path) -> None:
     found = parsed(launch, tmp_path, EVERY_KIND)
     assert found.workers == Workers(3, 1) and found.max_restarts == 2 and found.grace == 0.5
     assert found.hang_timeout is None and found.spares == 0 and not hasattr(found, "mpi")
-    assert found.log_device_placement and found.gpus_per_worker == ALL and found.hosts == "a:2,b:2"
+    assert (
+        found.log_device_placement
+        and found.traceback
+        and found.gpus_per_worker == ALL
+        and found.hosts == "a:2,b:2"
+    )
     assert found.env == ["TOKEN", "HOME"] and found.log_dir == "logs of = it"
     assert found.is_module and found.script == "train" and found.args == ["--lr", "0.1", "--", "-n", "2"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dtrain.data import load_digits
-from dtrain.errors import DataError
+from dtrain.errors import ConfigurationError, DataError
 from refusals import refused
 
 
@@ -68,6 +68,12 @@ def test_images_show_their_digit():
 def test_a_part_that_cannot_hold_all_digits(sizes):
     with refused(DataError, "1797 digits", "10 images", **sizes):
         load_digits(**sizes)
+
+
+@pytest.mark.parametrize("numbers", [{"split_seed": -1}, {"split_seed": 2**32}, {"test": 360.0}])
+def test_numbers_that_split_nothing(numbers):
+    with refused(ConfigurationError, **numbers):
+        load_digits(**numbers)
 
 
 def test_nothing_of_scikit_learn_is_needed():

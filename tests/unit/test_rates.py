@@ -151,8 +151,9 @@ def test_a_loss_is_made_again_from_what_was_saved() -> None:
     again = keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(made))
     assert again.get_config() == made.get_config()
     assert (again.smoothing, again.from_logits, again.name) == (0.3, True, "mine")
-    with refused(ConfigurationError, smoothing=1.5):
-        SparseLabelSmoothing(1.5)
+    for smoothing in (1.5, "a"):
+        with refused(ConfigurationError, smoothing=smoothing):
+            SparseLabelSmoothing(smoothing)  # type: ignore[arg-type]
 
 
 def test_words_for_precision() -> None:

@@ -146,3 +146,52 @@ except ImportError as error:
 
 def test_a_process_that_no_launcher_began_tells_nothing() -> None:
     assert task_hooks.imports() is None
+
+
+FAILS = """
+import json
+from dtrain.task import task_hooks
+task_hooks.begin(lambda error: None, spare=False)
+import keras
+
+def mine():
+    raise LookupError("the cause")
+
+def outer():
+    try:
+        keras.calls(mine)
+    except LookupError as error:
+        raise ValueError("the error") from error
+
+{call}
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "complete", "shown", "note"),
+    [
+        # Of the cause first: outer, Keras, mine; then the module and outer.
+        ("outer()", "", ["program", "program", "program", "program"], "dtrain: 2 frames of libraries"),
+        ("outer()", "1", ["program", "keras", "keras", "program", "program", "program"], ""),
+        ("json.loads('')", "", ["program"], "dtrain: "),
+    ],
+)
+def test_a_task_that_fails_shows_the_users_own_frames(
+    call: str, complete: str, shown: list[str], note: str, tmp_path: Path
+) -> None:
+    (tmp_path / "keras").mkdir()
+    (tmp_path / "keras" / "__init__.py").write_text(
+        "def calls(f):\n    return again(f)\ndef again(f):\n    return f()\n"
+    )
+    program = tmp_path / "program.py"
+    program.write_text(FAILS.format(call=call))
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        env={**os.environ, "PYTHONPATH": SOURCE, "DTRAIN_TRACEBACK": complete},
+        capture_output=True,
+        text=True,
+    )
+    files = [line.split('"')[1] for line in done.stderr.splitlines() if line.startswith("  File ")]
+    assert [Path(file).relative_to(tmp_path).parts[0].removesuffix(".py") for file in files] == shown
+    assert done.stderr.startswith(note or "Traceback") and done.returncode == 1
+    assert ("LookupError: the cause" in done.stderr) == ("outer" in call)

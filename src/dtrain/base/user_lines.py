@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+_INSTALLED = frozenset(("site-packages", "dist-packages"))
 _NO_PARTS = tuple(f"src/{package}/" for package in ("backend", "utils", "ops", "trainers"))
 
 
@@ -36,6 +37,20 @@ def line_of_keras(frames: Iterable[Any]) -> str:
         if folder and name != frame.filename and not name.startswith(_NO_PARTS):
             return f"keras/{name}:{frame.lineno}"
     return ""
+
+
+def is_of_library(filename: str) -> bool:
+    """Whether a file is one of dtrain, Keras, TensorFlow, Python or an installed package.
+
+    A package whose module the user runs by `-m` is the user's own, even if it is installed.
+    """
+    if filename.startswith(tuple(filter(None, map(_folder, ("dtrain", "keras", "tensorflow"))))):
+        return True
+    main = (getattr(sys.modules["__main__"], "__package__", None) or "").partition(".")[0]
+    if main and filename.startswith(_folder(main) or "\0"):
+        return False
+    installed = not _INSTALLED.isdisjoint(Path(filename).parts)
+    return installed or filename.startswith(("<frozen ", sysconfig.get_paths()["stdlib"]))
 
 
 def _others() -> tuple[str, ...]:

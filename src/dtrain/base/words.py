@@ -1,4 +1,4 @@
-"""Checks words and whole numbers that users give; the error for a word lists the known ones and the nearest.
+"""Checks words, whole numbers and times that users give; the error for a word lists the known ones.
 
 It also holds the words that several modules share, and formats a number with its noun. The module that
 uses a word defines its meaning. It does not import TensorFlow.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from dtrain.base.counts import MOST_SECONDS
 from dtrain.errors import ConfigurationError, known_are
 
 SCALINGS = ("linear", "sqrt", "none")
@@ -77,6 +78,19 @@ def whole_number(value: Any, name: str, least: int | None = None) -> int:
         wanted = "an integer" if least is None else f"an integer of at least {least}"
         raise ConfigurationError(f"{name}={value!r} is not {wanted}.", hint=f"give {name} as {wanted}")
     return int(number)
+
+
+def check_seconds(name: str, value: Any) -> None:
+    """Check that a value is a time that the system can wait for: a positive, finite number of seconds.
+
+    Raises:
+        ConfigurationError: the value is no number, or is out of range.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and 0 < value <= MOST_SECONDS):
+        raise ConfigurationError(
+            f"{name} is {value!r}, not a positive number of seconds up to {MOST_SECONDS:g}."
+        )
 
 
 def counted(number: int, noun: str) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 
 from dtrain.base.paths import checked_path
+from dtrain.base.words import check_seconds
 from dtrain.checkpoint.content import LoadedCheckpoint, find_newest
 from dtrain.checkpoint.folder import check_no_link
 from dtrain.checkpoint.group import find_group
@@ -96,9 +97,8 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):  # type: ignore[misc]
     ) -> None:
         folder = checked_path("backup_dir", backup_dir)
         steps = _steps(save_freq)
-        number = isinstance(save_seconds, int | float) and not isinstance(save_seconds, bool)
-        if save_seconds is not None and not (number and 0 < save_seconds < float("inf")):
-            raise ConfigurationError(f"save_seconds is {save_seconds!r}, not a positive number of seconds.")
+        if save_seconds is not None:
+            check_seconds("save_seconds", save_seconds)
         check_keep(keep)
         super().__init__(
             folder,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from dtrain.base.log import logger
+from dtrain.base.words import counted
 from dtrain.checkpoint.callback_state import CallbackStates, is_saved
 from dtrain.checkpoint.content import LoadedCheckpoint, restore_findings, restore_generators
 from dtrain.checkpoint.folder import CheckpointFolder
@@ -163,11 +164,12 @@ class Restoration(NewTraining):
         place = f"epoch {self.epoch + 1} of {self._epochs}"
         if self.done:
             place += f", after {self.done} of its steps"
-        line = f"Training resumes in {place} ({checkpoint.step} steps in all), from {checkpoint.path}."
+        steps, writers = counted(checkpoint.step, "step"), counted(checkpoint.workers, "worker")
+        line = f"Training resumes in {place} ({steps} in all), from {checkpoint.path}."
         if checkpoint.workers != self._layout.workers:
             line += (
-                f" It was written by {checkpoint.workers} workers; now there are {self._layout.workers}, "
-                "with the same global batches: each worker's part of them has a different size."
+                f" It was written by {writers}; now there are {self._layout.workers}, with the same global "
+                "batches: each worker's part of them has a different size."
             )
         return line
 

@@ -7,7 +7,7 @@ accumulated gradients or a divided weight, is written by every replica. Files ar
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -216,6 +216,28 @@ class TrainingVariables:
                 tensors[f"{_COMMON}/{i}"] = _first(variable).value()
         return tensors
 
+    def hold(self) -> Callable[[], None]:
+        """Holds the values of this process's replicas in memory, without communication.
+
+        Returns:
+            A function that assigns them again; every process of the job that has called this must call it.
+        """
+        apart = self._local().apart
+        if self._snapshots is not None:
+            with self._snapshots.one():
+                values = [tf.convert_to_tensor(v.value) for v in self._variables]
+            held = list(zip(map(underlying, self._variables), values, strict=True))
+        else:
+            parts = itertools.chain.from_iterable(map(self._held_here, self._variables))
+            held = [(part, part.read_value()) for part in parts]
+
+        def put_back() -> None:
+            for variable, value in held:
+                variable.assign(value)
+            self._local().restore(apart=apart)
+
+        return put_back
+
     def check(self, table: Sequence[Entry], count: int | None = None) -> None:
         """Compares the variables, or the first `count`, with a checkpoint's table: number, shapes, dtypes.
 
@@ -326,6 +348,14 @@ class TrainingVariables:
     def _divided_parts(self, variable: Any) -> Iterator[tuple[int, Any]]:
         """The parts of a divided weight that this process holds, with their numbers."""
         return zip(self._shards.places, underlying(variable).values, strict=True)
+
+    def _held_here(self, variable: Any) -> list[Any]:
+        """What this process holds of a variable: its replicas' copies or parts, or the variable itself."""
+        if not self._is_distributed(variable):
+            return [underlying(variable)]
+        holder = owner_of(self._optimizer, variable)
+        here = holder is None or self._is_here(holder)
+        return [*{id(part): part for part in underlying(variable).values}.values()] if here else []
 
     def _writers(self, writers: int) -> list[int]:
         if writers not in self._owners:

@@ -20,6 +20,7 @@ from dtrain.errors import DtrainError, known_are
 from dtrain.process_group import control
 
 COMMANDS = {
+    "init": "dtrain.cli.init",
     "launch": "dtrain.cli.launch",
     "submit": "dtrain.cli.submit",
     "report": "dtrain.cli.report",

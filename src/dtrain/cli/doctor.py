@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,7 +113,10 @@ def _check_arguments(args: argparse.Namespace) -> None:
 
 
 def _seconds(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
     if not 0 <= number <= MOST_SECONDS:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of seconds up to {MOST_SECONDS:g}")
     return number

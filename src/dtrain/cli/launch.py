@@ -158,7 +158,7 @@ class HostOptions:
 
 
 def add_job_arguments(parser: argparse.ArgumentParser, *, workers_default: str) -> None:
-    """Declare `--config`, `--workers`, the fields of `JobOptions` and `--log-device-placement`."""
+    """Declare `--config`, `--workers`, the fields of `JobOptions`, and what is shown or logged."""
     add_config_argument(parser)
     parser.add_argument(
         "-n",
@@ -174,12 +174,21 @@ def add_job_arguments(parser: argparse.ArgumentParser, *, workers_default: str) 
         action="store_true",
         help="log the device of each TensorFlow operation, as soon as the strategy has been made",
     )
+    parser.add_argument(
+        "--traceback",
+        action="store_true",
+        help="show all frames of a program that fails (default: those of the user's own code)",
+    )
 
 
-def note_placement(args: argparse.Namespace) -> None:
-    """Turn on the logging of device placement, if asked for, in this process and those that it starts."""
-    if args.log_device_placement:
-        os.environ["DTRAIN_LOG_DEVICE_PLACEMENT"] = "1"
+def note_output(args: argparse.Namespace) -> None:
+    """Set the variables of `--log-device-placement` and `--traceback` for this process and its tasks."""
+    for asked, variable in (
+        (args.log_device_placement, "DTRAIN_LOG_DEVICE_PLACEMENT"),
+        (args.traceback, "DTRAIN_TRACEBACK"),
+    ):
+        if asked:
+            os.environ[variable] = "1"
 
 
 def job_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -274,7 +283,7 @@ def run(args: argparse.Namespace) -> int:
         ConfigurationError: the script does not exist, or two arguments exclude each other.
         PortInUseError: the page of `--dashboard` cannot be served at that port.
     """
-    note_placement(args)
+    note_output(args)
     if not args.is_module:
         check_script(args.script)
     if args.dashboard is None:

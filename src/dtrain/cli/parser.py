@@ -38,6 +38,7 @@ _ELSEWHERE = {
 _IN_WORDS = (
     (r"invalid int value: ('.*')$", r"\1 is not an integer"),
     (r"invalid float value: ('.*')$", r"\1 is not a number"),
+    (r"invalid [\w.]+ value: ('.*')$", r"\1 cannot be used"),  # of a type that raises no message of its own
     (r"expected one argument$", "a value is missing"),
 )
 _NUMBER = re.compile(r"-\d+(\.\d*)?|-\.\d+")

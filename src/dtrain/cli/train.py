@@ -14,7 +14,7 @@ from typing import Any
 from dtrain import environments
 from dtrain.base.option_fields import declare, flag, help_of, own_fields, positive_integer
 from dtrain.base.words import counted
-from dtrain.cli.launch import add_job_arguments, job_options, launch, note_placement
+from dtrain.cli.launch import add_job_arguments, job_options, launch, note_output
 from dtrain.cli.worker_counts import Workers
 from dtrain.environments import settings
 from dtrain.environments.topology import Topology
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     """
     # Hide TensorFlow's info messages, which would bury the progress; keep its warnings and errors.
     os.environ.setdefault(noise.LEVEL, "1")
-    note_placement(args)
+    note_output(args)
     options = _options(args.recipe, args)
     strategy = resolve_name(options.strategy)
     topology = environments.current()
@@ -173,7 +173,7 @@ def _check_cluster(topology: Topology, args: argparse.Namespace) -> None:
     servers = len(topology.jobs.get("ps", ()))
     if getattr(args, "ps", servers) != servers:
         raise ConfigurationError(
-            f"--ps is {args.ps}, but {origin} describes a job with {servers} parameter servers.",
+            f"--ps is {args.ps}, but {origin} describes a job with {counted(servers, 'parameter server')}.",
             hint=f"Leave --ps out if another program starts the processes{unset}.",
         )
     for option, value in _given_job_options(args):

@@ -12,9 +12,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dtrain.errors import DataError
+from dtrain.base.words import whole_number
+from dtrain.errors import ConfigurationError, DataError
 
 _LARGEST_PIXEL = 16.0  # a value counts the dark pixels in a block of 4 x 4
+_LARGEST_SEED = 2**32 - 1  # of `numpy.random.RandomState`
 
 
 class Examples(NamedTuple):
@@ -68,6 +70,7 @@ def load_digits(*, validation: int = 180, test: int = 360, split_seed: int = 0) 
         Three `Examples`; with the default sizes 1257, 180 and 360 images.
 
     Raises:
+        ConfigurationError: a size is no whole number, or `split_seed` is none from 0 to 2**32 - 1.
         DataError: a part would hold fewer than ten images, one of each digit.
 
     Example:
@@ -76,6 +79,10 @@ def load_digits(*, validation: int = 180, test: int = 360, split_seed: int = 0) 
         print(digits.test.images.shape)  # (100, 8, 8, 1)
         ```
     """
+    validation, test = whole_number(validation, "validation"), whole_number(test, "test")
+    split_seed = whole_number(split_seed, "split_seed", 0)
+    if split_seed > _LARGEST_SEED:
+        raise ConfigurationError(f"split_seed={split_seed} was set.", hint=f"it is at most {_LARGEST_SEED}")
     source = np.load(io.BytesIO((resources.files(__package__) / "digits.npz").read_bytes()))
     images = (source["images"] / _LARGEST_PIXEL).astype(np.float32)[..., np.newaxis]
     labels = source["labels"].astype(np.int64)

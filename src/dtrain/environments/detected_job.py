@@ -18,6 +18,7 @@ from dtrain.environments.ray_workers import RAY
 from dtrain.environments.slurm_step import SlurmStep
 from dtrain.environments.tf_config import TFConfig
 from dtrain.environments.topology import Topology
+from dtrain.environments.torchrun import TorchRun
 from dtrain.environments.tpu_vm import TPUHosts
 from dtrain.errors import ConfigurationError
 
@@ -50,6 +51,7 @@ ENVIRONMENTS: dict[str, Environment] = {
         SlurmStep(),
         JobSet(),
         KubeflowTrainJob(),
+        TorchRun(),
         TPUHosts(),
     )
 }

@@ -219,7 +219,7 @@ def slurm_enabled() -> bool:
 def first_port() -> int | None:
     """The first port of a job's tasks on each host (DTRAIN_PORT), or None.
 
-    It counts where the environment names hosts only, as Slurm does.
+    It counts where the environment names hosts only, as Slurm and torchrun do.
 
     Raises:
         ConfigurationError: the variable is no port from 1 to 65535.
@@ -235,6 +235,11 @@ def google_metadata_address() -> str | None:
 def log_device_placement() -> bool:
     """Whether TensorFlow logs the device of each operation (DTRAIN_LOG_DEVICE_PLACEMENT is 1)."""
     return os.environ.get("DTRAIN_LOG_DEVICE_PLACEMENT", "").strip() == "1"
+
+
+def complete_traceback() -> bool:
+    """Whether tasks show the frames of libraries too if their program fails (DTRAIN_TRACEBACK is 1)."""
+    return os.environ.get("DTRAIN_TRACEBACK", "").strip() == "1"
 
 
 def data_directory() -> Path:

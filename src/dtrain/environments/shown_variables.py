@@ -9,8 +9,9 @@ import os
 import re
 
 _PREFIXES = (
-    "AWS_BATCH_", "CUDA_", "DTRAIN_", "JOBSET_", "KERAS_", "KUBERNETES_SERVICE_HOST", "LSB_", "NCCL_",
-    "OMPI_", "PBS_", "PET_", "PMI_", "RAY_", "SLURM_", "TF_", "TPU_", "XLA_",
+    "AWS_BATCH_", "CUDA_", "DTRAIN_", "JOBSET_", "KERAS_", "KUBERNETES_SERVICE_HOST", "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE", "LSB_", "MASTER_ADDR", "MASTER_PORT", "NCCL_", "OMPI_", "PBS_", "PET_", "PMI_",
+    "RANK", "RAY_", "SLURM_", "TF_", "TORCHELASTIC_", "TPU_", "WORLD_SIZE", "XLA_",
 )  # fmt: skip
 # Open MPI names a program's arguments and its transports' key, Ray the variables of a submitted job.
 _SECRET_NAME = re.compile(

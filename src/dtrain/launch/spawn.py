@@ -16,6 +16,7 @@ from typing import Any, TextIO, TypeVar
 
 import cloudpickle
 
+from dtrain.base.words import check_seconds
 from dtrain.environments.topology import Task
 from dtrain.errors import ConfigurationError, TaskFailedError, TaskTimeoutError
 from dtrain.launch import child
@@ -75,8 +76,8 @@ def spawn(
         print(dtrain.spawn(power, workers=2, args=[3]))  # [3, 9]
         ```
     """
-    if timeout is not None and timeout <= 0:
-        raise ConfigurationError(f"timeout is {timeout!r}, not a positive number of seconds.")
+    if timeout is not None:
+        check_seconds("timeout", timeout)
     check_integer("workers", workers, least=1)
     tasks = worker_tasks(workers)
     name = getattr(fn, "__qualname__", repr(fn))

@@ -13,7 +13,7 @@ from typing import Any
 
 from dtrain.base.free_memory import free_memory
 from dtrain.base.log import logger
-from dtrain.base.words import whole_number
+from dtrain.base.words import check_seconds, whole_number
 from dtrain.environments.topology import Task
 from dtrain.errors import ConfigurationError, TaskFailedError, TaskTimeoutError
 from dtrain.launch.job.task_environment import task_environment
@@ -82,8 +82,7 @@ def largest_batch(
     unit = whole_number(1 if granularity is None else granularity, "granularity", 1)
     for name, value in {"start": 1 if start is None else start, "limit": limit, "steps": steps}.items():
         whole_number(value, name, 1)
-    if timeout <= 0:
-        raise ConfigurationError(f"timeout is {timeout}, and must be a positive number of seconds.")
+    check_seconds("timeout", timeout)
     if limit < unit:
         raise ConfigurationError(f"limit is {limit}, below the granularity, which is {unit}.")
     if memory_limit is None:

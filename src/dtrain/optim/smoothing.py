@@ -58,7 +58,8 @@ class SparseLabelSmoothing(keras.losses.Loss):  # type: ignore[misc]
         dtype: Any = None,
     ) -> None:
         super().__init__(name=name, reduction=reduction, dtype=dtype)
-        if isinstance(smoothing, bool) or not 0.0 <= smoothing <= 1.0:
+        number = isinstance(smoothing, int | float) and not isinstance(smoothing, bool)
+        if not (number and 0.0 <= smoothing <= 1.0):
             raise ConfigurationError(
                 f"smoothing={smoothing!r} was set.", hint="a number from 0 (no smoothing) to 1; 0.1 is usual"
             )

@@ -308,7 +308,7 @@ def _port_error(address: str, error: OSError) -> PortInUseError | ClusterConfigE
         return PortInUseError(
             f"The address {address}, on which this task must serve, is in use by another process.",
             hint="End that process (a task of an earlier job, perhaps), or change the port in TF_CONFIG; "
-            "under Slurm, set DTRAIN_PORT.",
+            "under Slurm or torchrun, set DTRAIN_PORT.",
         )
     return ClusterConfigError(
         f"This task cannot serve on {address}: {error.strerror}.",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dtrain.base.log import logger
+from dtrain.base.words import counted
 from dtrain.environments import current, origin, settings
 from dtrain.environments.tpu_name import tpu_name
 
@@ -54,7 +55,7 @@ def choose() -> Choice:
     if topology is not None and topology.jobs.get("ps"):
         return Choice(
             name="parameter_server",
-            reason=f"{origin()} has {len(topology.jobs['ps'])} parameter servers",
+            reason=f"{origin()} has {counted(len(topology.jobs['ps']), 'parameter server')}",
         )
     if topology is not None and topology.is_training_task and topology.world_size > 1:
         return Choice(name="multi_worker", reason=f"{origin()} has {topology.world_size} workers")

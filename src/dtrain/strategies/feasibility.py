@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from dtrain.base.words import counted
 from dtrain.strategies.machine import Machine
 from dtrain.strategies.registry import STRATEGIES, Span
 
@@ -73,7 +74,7 @@ def _on_tpu(machine: Machine) -> Feasibility:
 
 def _on_servers(machine: Machine) -> Feasibility:
     if machine.job_servers:
-        servers = f"{machine.job_servers} parameter server{'s' if machine.job_servers > 1 else ''}"
+        servers = counted(machine.job_servers, "parameter server")
         return Feasibility(True, 1, f"this job has {servers}")
     if machine.job_workers > 1:
         return Feasibility(False, None, "this job has no parameter servers")

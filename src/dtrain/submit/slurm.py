@@ -6,6 +6,7 @@ there.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import re
@@ -32,6 +33,7 @@ _AFTER_SAVING = 20  # seconds of the notice that are left for the launchers' end
 _LEAST_GRACE = 10
 _WARNS = "USR1"  # the notice's signal; USR2 would print the stacks of all threads
 _PLAIN = re.compile(r"[-\w=.,:/@%+*~^\[\]]+")  # needs no quotes
+_NODE_COUNT = re.compile(r"[0-9]+[km]?([-:,][0-9]+[km]?)*")  # lists such as 1,4-8:2 too
 _QUOTED = 2000  # characters of what sbatch says
 
 _HOSTS_HAVE = "sinfo -o '%P %D %c %m %G' lists what the hosts have; ask for less."
@@ -52,11 +54,18 @@ _HINTS = (
 )
 
 
+def _node_count(text: str) -> str:
+    """Parse a number of hosts as sbatch takes it; the `type` of an argument of `argparse`."""
+    if not _NODE_COUNT.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of hosts such as 4, or MIN-MAX")
+    return text
+
+
 @dataclass(frozen=True, kw_only=True)
 class SlurmOptions:
     """The options of `dtrain submit --slurm`."""
 
-    nodes: str | None = option(None, "number of hosts, or MIN-MAX", metavar="N")
+    nodes: str | None = option(None, "number of hosts, or MIN-MAX", metavar="N", type=_node_count)
     tasks_per_node: int | None = option(
         None, "number of tasks on each host", metavar="N", type=positive_integer
     )

@@ -87,9 +87,21 @@ def begin(report_failure: Callable[[BaseException], None], *, spare: bool) -> No
     def on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         with contextlib.suppress(Exception):
             report_failure(error)
+        if show is sys.__excepthook__:  # otherwise the user's `sitecustomize` has set another one
+            with contextlib.suppress(Exception):
+                sys.stderr.write(_as_shown(error))
+                return
         show(kind, error, trace)
 
     sys.excepthook = on_exception
+
+
+def _as_shown(error: BaseException) -> str:
+    # Imported only on a failure, because the imports take a while.
+    from dtrain.environments import settings
+    from dtrain.task.user_traceback import format_exception
+
+    return format_exception(error, complete=settings.complete_traceback())
 
 
 class _ImportWatch:

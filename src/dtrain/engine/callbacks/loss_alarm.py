@@ -160,3 +160,10 @@ class LossAlarm(Stateless, keras.callbacks.Callback):  # type: ignore[misc]
 
     def _emit(self, alarm: str, value: float, step: int | None, text: str) -> None:
         events.emit(events.Alarm(alarm, value, text, {"epoch": self._epoch, "epoch_step": step}))
+
+
+class SilentAlarm(LossAlarm):
+    """Stands in for the alarm in a `fit` whose loss is meant to diverge, such as a search for a rate."""
+
+    def _check(self, steps: int | None, loss: Any) -> None:
+        pass

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ def save(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) 
     strategy = keras_models.strategy_of(self)
     # An export also traces the model; the other two only write the values of its variables.
     asynchronous = managed(strategy).asynchronous
-    if asynchronous is not None and original.__name__ != keras_names.MODEL_EXPORT.name:
+    is_export = original.__name__ == keras_names.MODEL_EXPORT.name
+    if asynchronous is not None and not is_export:
         with asynchronous.snapshots(self).one():
             return original(self, *args, **kwargs)
     layout = layout_of(strategy)
@@ -39,12 +41,20 @@ def save(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) 
         return original(self, *args, **kwargs)
     args = args[1:] if "filepath" not in kwargs else args
     kwargs.pop("filepath", None)
-    if not _overwrites(original, args, kwargs) and Path(filepath).exists():
+    given = _given(original, args, kwargs)
+    if not given.get("overwrite", True) and Path(filepath).exists():
         # Keras would ask on the terminal, where a worker gets no answer. Another worker may have saved it.
         logger.warning("%s exists and overwrite=False was set: it is kept as it is.", filepath)
         return None
+    # Every worker would print what it exports, and the path beside the target.
+    quiet = is_export and "verbose" not in given and "verbose" in inspect.signature(original).parameters
+    if quiet:
+        kwargs["verbose"] = False
     with whole(Path(filepath)) as beside:
-        return original(self, str(beside), *args, **kwargs)
+        saved = original(self, str(beside), *args, **kwargs)
+    if quiet and layout.worker == 0:
+        sys.stdout.write(f"The model was exported to {filepath}.\n")
+    return saved
 
 
 def save_checkpoint(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -115,8 +125,7 @@ def _is_local(filepath: Any) -> bool:
     return isinstance(filepath, str | os.PathLike) and "://" not in str(filepath)
 
 
-def _overwrites(save: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """The value of `overwrite` in a call of `save`; True where the function has no such parameter."""
+def _given(save: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of `save` beyond the model and the path, by name."""
     parameters = list(inspect.signature(save).parameters)[2:]
-    given = dict(zip(parameters, args, strict=False)) | kwargs
-    return bool(given.get("overwrite", True))
+    return dict(zip(parameters, args, strict=False)) | kwargs

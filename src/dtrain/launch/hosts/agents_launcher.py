@@ -19,6 +19,7 @@ from typing import IO
 
 from dtrain import __version__
 from dtrain.base.tcp import beyond_loopback, loopback_host
+from dtrain.base.words import counted
 from dtrain.environments import without_task
 from dtrain.environments.topology import Task, Topology
 from dtrain.errors import ConfigurationError, DtrainError, PeerMismatchError, PeerMissingError, ProcessEnd
@@ -349,7 +350,7 @@ class HostsLauncher(Launcher):
         if len(slots) < min(workers, least or workers):
             gone = ", ".join(str(agent) for _, agent in sorted(self._agents.items()) if agent.lost)
             raise PeerMissingError(
-                f"The job needs {least or workers} workers, but the remaining hosts have "
+                f"The job needs {counted(least or workers, 'worker')}, but the remaining hosts have "
                 f"room for {len(slots)}. Lost: {gone or 'none'}.",
                 hint="Start the job again when enough hosts are available. With "
                 "checkpoints (dtrain.BackupAndRestore) it resumes from the last one.",

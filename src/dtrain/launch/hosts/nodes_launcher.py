@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dtrain.base.clock import REAL, Clock, Deadline
 from dtrain.base.log import logger
 from dtrain.base.tcp import host_towards, split_address
+from dtrain.base.words import counted
 from dtrain.environments import settings
 from dtrain.environments.network_interfaces import interface_address
 from dtrain.environments.topology import Task, Topology
@@ -167,7 +168,7 @@ class NodesLauncher(HostsLauncher):
             return Refused(f"{name} wants to join, but nodes are numbered from 0.", "Correct --node-rank.")
         if hello.slots != nodes.per_node:
             return Refused(
-                f"{name} starts {hello.slots} workers, but node 0 starts {nodes.per_node}.",
+                f"{name} starts {counted(hello.slots, 'worker')}, but node 0 starts {nodes.per_node}.",
                 "Give all nodes the same --nproc-per-node.",
             )
         if hello.command and list(hello.command) != self._command:

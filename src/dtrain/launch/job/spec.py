@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dtrain.base.counts import MOST_SECONDS
 from dtrain.base.tcp import split_address
+from dtrain.base.words import check_seconds, counted
 from dtrain.environments.topology import MOST_TASKS
 from dtrain.errors import ConfigurationError
 from dtrain.launch.job.ray_cluster import RayCluster
@@ -53,7 +53,7 @@ class Nodes:
 
     def __post_init__(self) -> None:
         split_address(self.rendezvous)
-        _check_seconds("join_timeout", self.join_timeout)
+        check_seconds("join_timeout", self.join_timeout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class SSHHosts:
     interface: str | None = None
 
     def __post_init__(self) -> None:
-        _check_seconds("join_timeout", self.join_timeout)
+        check_seconds("join_timeout", self.join_timeout)
         if self.most is not None and self.most > len(self.slots):
             raise ConfigurationError(
                 f"--nnodes asks for {self.most} hosts, and {len(self.slots)} are named: "
@@ -177,18 +177,19 @@ class JobSpec:
         check_integer("devices_per_worker", self.devices_per_worker, least=1)
         if self.workers + self.ps > MOST_TASKS:
             raise ConfigurationError(
-                f"The job has {self.workers} workers and {self.ps} parameter servers, more than {MOST_TASKS} "
-                "tasks.",
+                f"The job has {counted(self.workers, 'worker')} and {counted(self.ps, 'parameter server')}, "
+                f"more than {MOST_TASKS} tasks.",
                 hint="Ask for fewer.",
             )
         for name in ("hang_timeout", "start_timeout", "grace"):
-            _check_seconds(name, getattr(self, name))
+            if (value := getattr(self, name)) is not None:
+                check_seconds(name, value)
         self._check_elastic()
         self._check_mpi()
         if self.gpus and len(self.gpus) < self.workers:
             raise ConfigurationError(
-                f"gpus has {len(self.gpus)} values ({', '.join(self.gpus)}), but the job has {self.workers} "
-                "workers, and each sees only its own GPU.",
+                f"gpus has {counted(len(self.gpus), 'value')} ({', '.join(self.gpus)}), but the job has "
+                f"{counted(self.workers, 'worker')}, and each sees only its own GPU.",
                 hint="Give one value of CUDA_VISIBLE_DEVICES for each worker, or none at all.",
             )
         if self.ps:
@@ -245,8 +246,8 @@ class JobSpec:
             )
         if self.gpus:
             raise ConfigurationError(
-                f"gpus has {len(self.gpus)} values, but the job has parameter servers, and its tasks see all "
-                "GPUs.",
+                f"gpus has {counted(len(self.gpus), 'value')}, but the job has parameter servers, and its "
+                "tasks see all GPUs.",
                 hint="Leave it out, or set CUDA_VISIBLE_DEVICES for all tasks.",
             )
         for name, value in (("spares", self.spares), ("hang_timeout", self.hang_timeout)):
@@ -267,8 +268,8 @@ class JobSpec:
             )
         if by_mpi and self.ps:
             raise ConfigurationError(
-                f"The launcher is 'mpi', but the job has {self.ps} parameter servers, which talk over "
-                "TensorFlow's connections.",
+                f"The launcher is 'mpi', but the job has {counted(self.ps, 'parameter server')}, which talk "
+                "over TensorFlow's connections.",
                 hint="Take another launcher (without --mpi), or leave out the parameter servers (--ps).",
             )
 
@@ -281,12 +282,3 @@ def check_integer(name: str, value: int | None, *, least: int) -> None:
     """
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
         raise ConfigurationError(f"{name} is {value!r}, not an integer of at least {least}.")
-
-
-def _check_seconds(name: str, value: float | None) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST_SECONDS:
-        raise ConfigurationError(
-            f"{name} is {value!r}, not a positive number of seconds up to {MOST_SECONDS:g}."
-        )
