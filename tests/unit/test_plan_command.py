@@ -14,7 +14,7 @@ import pytest
 import guide
 from dtrain import cli
 from dtrain.errors import ConfigurationError
-from dtrain.planning.calibration import transport_costs
+from dtrain.planning.calibration import read_calibration
 from dtrain.planning.cluster import known_clusters, read_cluster
 from dtrain.planning.compared_strategies import SAME_NUMBERS, STRATEGIES
 from dtrain.planning.model_profile import known_models, profile_of, read_profile
@@ -226,7 +226,7 @@ def test_known_models_and_machines_have_sources() -> None:
         assert profile.source and all(rate.source for rate in profile.rates)
     assert profile_of("vgg16").gradient_bytes == 4 * 138_357_544
     assert all(cluster.source for cluster in known_clusters().values())
-    assert all(costs.source for costs in transport_costs().values())
+    assert all(costs.source for costs in read_calibration().transports.values())
 
 
 def test_times_between_measured_batches_are_on_a_line(tmp_path: Path) -> None:
@@ -300,7 +300,7 @@ def test_a_profile_without_work_or_with_a_rate_twice_is_refused(tmp_path: Path) 
 def test_a_file_that_is_no_object_of_json_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     path.write_text(text)
-    for read in (read_profile, read_cluster, transport_costs):
+    for read in (read_profile, read_cluster, read_calibration):
         with pytest.raises(ConfigurationError, match=r"model\.json"):
             read(path)
 
@@ -345,7 +345,7 @@ def test_a_calibration_that_cannot_be_used_is_refused_by_its_field(
     path = tmp_path / "calibration.json"
     path.write_text(json.dumps({"transports": [changed(costs, where, value)]}))
     with refused(ConfigurationError, "calibration.json", named):
-        transport_costs(path)
+        read_calibration(path)
 
 
 @pytest.mark.parametrize(

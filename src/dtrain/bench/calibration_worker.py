@@ -1,0 +1,168 @@
+"""A process of a job that measures what a plan needs to know: sums, gathers, computation, and a small model.
+
+`python -m dtrain.bench.calibration_worker FOLDER TRANSPORT` writes `worker-N.json` into the folder.
+`calibration_job.py` starts these processes, and makes a calibration of what they write. Each computes with
+one thread, so that as many cores are asked for as there are workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+LARGE = (1 << 20,) * 4
+"""The bytes of the tensors of a large sum."""
+
+WIDTH, HIDDEN, OUTPUTS, BATCH = 256, 3, 10, 32
+"""The small dense model: the width of its layers, those but the last one, outputs, a worker's batch."""
+
+_STEPS, _ROUNDS = 150, 5
+_COUNTS = {"exchange": 200, "sum": 8, "gather": 8, "computation": 30}
+_PRODUCTS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerCosts:
+    """What one worker of a job has measured, in seconds.
+
+    Attributes:
+        exchange, sum, gather: a sum of 40 bytes, one of the tensors `LARGE`, and a gather of as many bytes; 0
+            for one worker.
+        computation: products of matrices, while all workers compute some.
+        cores: the cores that they have kept busy.
+        step: a step of the small dense model.
+    """
+
+    exchange: float = 0.0
+    sum: float = 0.0
+    gather: float = 0.0
+    computation: float
+    cores: float
+    step: float
+
+
+def main(arguments: list[str]) -> None:
+    """Measures all, and writes it."""
+    os.environ |= {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    import dtrain
+
+    folder, transport = arguments
+    workers = dtrain.world_size()
+    strategy: Any = dtrain.OneDeviceStrategy("/cpu:0")
+    if workers > 1:
+        strategy = dtrain.MultiWorkerMirroredStrategy(communication=transport)
+    found = WorkerCosts(
+        **(_communication(strategy, workers) if workers > 1 else {}),
+        **_computation(),
+        step=_small_fit(strategy, workers),
+    )
+    path = Path(folder, f"worker-{dtrain.rank()}.json")
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(asdict(found)), encoding="utf-8")
+    part.rename(path)
+
+
+def _communication(strategy: Any, workers: int) -> dict[str, float]:
+    import tensorflow as tf
+
+    replica_context = tf.distribute.get_replica_context
+    large = [tf.random.normal([size // 4]) for size in LARGE]
+    mine = tf.random.normal([sum(LARGE) // 4 // workers])
+
+    def summed(tensors: list[Any]) -> Callable[[], Any]:
+        def inside() -> Any:
+            totals = replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tensors)
+            return tf.add_n([total[0] for total in totals])
+
+        return lambda: strategy.run(inside)
+
+    def gathered() -> Any:
+        return strategy.run(lambda: replica_context().all_gather(mine, axis=0)[0])
+
+    return {
+        "exchange": _timed("exchange", summed([tf.zeros([10])])),
+        "sum": _timed("sum", summed(large)),
+        "gather": _timed("gather", gathered),
+    }
+
+
+def _computation() -> dict[str, float]:
+    """Products of matrices, which all workers compute at the same time, and nothing is sent."""
+    import tensorflow as tf
+
+    import dtrain
+
+    x, weights = tf.random.normal([64, 512]), tf.random.normal([512, 512]) / 512**0.5
+
+    def products() -> Any:
+        value = x
+        for _ in range(_PRODUCTS):
+            value = tf.matmul(value, weights)
+        return tf.reduce_sum(value)
+
+    times, processor = [], []
+    function = _looped(products)
+    function(_COUNTS["computation"])
+    for _ in range(_ROUNDS):
+        dtrain.barrier()
+        begun = time.perf_counter(), time.process_time()
+        function(_COUNTS["computation"])
+        times.append(time.perf_counter() - begun[0])
+        processor.append(time.process_time() - begun[1])
+    return {"computation": statistics.median(times), "cores": sum(processor) / sum(times)}
+
+
+def _small_fit(strategy: Any, workers: int) -> float:
+    """The seconds of a step of the small model."""
+    import keras
+    import numpy as np
+
+    with strategy.scope():
+        layers = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(HIDDEN)]
+        model = keras.Sequential([keras.Input((WIDTH,)), *layers, keras.layers.Dense(OUTPUTS)])
+        model.compile("sgd", "mse")
+    x = np.random.default_rng(0).standard_normal((BATCH * workers * _STEPS, WIDTH), dtype="float32")
+    y = np.zeros((len(x), OUTPUTS), "float32")
+    times = []
+    for _ in range(_ROUNDS):
+        begun = time.perf_counter()
+        model.fit(x, y, batch_size=BATCH * workers, epochs=2, verbose=0)
+        times.append((time.perf_counter() - begun) / (2 * _STEPS))
+    return statistics.median(times[1:])
+
+
+def _timed(what: str, once: Callable[[], Any]) -> float:
+    """The seconds of one, of many in a graph one after another: the median of some rounds."""
+    function, count = _looped(once), _COUNTS[what]
+    function(3)
+    times = []
+    for _ in range(_ROUNDS):
+        begun = time.perf_counter()
+        function(count)
+        times.append((time.perf_counter() - begun) / count)
+    return statistics.median(times)
+
+
+def _looped(once: Callable[[], Any]) -> Callable[[int], Any]:
+    """So many calls of what gives a float, in one graph."""
+    import tensorflow as tf
+
+    def body(i: Any, seen: Any) -> Any:
+        return i + 1, seen + once()
+
+    function = tf.function(
+        lambda count: tf.while_loop(lambda i, _: i < count, body, (0, 0.0), parallel_iterations=1),
+        autograph=False,
+    )
+    return lambda count: function(tf.constant(count))[1].numpy()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

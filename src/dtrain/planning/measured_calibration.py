@@ -1,0 +1,100 @@
+"""Makes a calibration of what the workers of some jobs have measured; it measures nothing itself.
+
+What a step takes beside its computation and its sums is that of a small dense model. So predictions of other
+models rest on nothing that was measured of them but the profile of one worker.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from dtrain.bench.calibration_worker import HIDDEN, LARGE, OUTPUTS, WIDTH, WorkerCosts
+from dtrain.collectives.reduction_rules import by_size
+from dtrain.planning.calibration import CollectiveAlgorithm, MeasuredCosts, TransportCosts
+from dtrain.planning.cluster import LINKS
+from dtrain.planning.collective_costs import measured_seconds
+
+_SOURCE = "measured by `dtrain bench --save-calibration`"
+_GROUPINGS = {"tensorflow": "tensors"}
+_SMALL_MODEL = [size for _ in range(HIDDEN) for size in (4 * WIDTH * WIDTH, 4 * WIDTH)]
+_SMALL_MODEL += [4 * WIDTH * OUTPUTS, 4 * OUTPUTS]
+
+Job = Sequence[WorkerCosts]
+
+
+def contention_of(jobs: Mapping[int, Job], cores: int) -> list[tuple[float, float]]:
+    """The points of a `Calibration.contention`.
+
+    Args:
+        jobs: what the workers of jobs on this host have measured, by their number, 1 among them.
+        cores: the cores of this host.
+    """
+    (alone,) = jobs[1]
+    return [
+        (
+            workers * alone.cores / cores,
+            max(statistics.fmean(worker.computation for worker in job) / alone.computation, 1.0),
+        )
+        for workers, job in sorted(jobs.items())
+    ]
+
+
+def costs_of_transport(
+    name: str, jobs: Mapping[int, Job], alone: WorkerCosts, *, hosts: int = 1
+) -> TransportCosts:
+    """The costs of a transport.
+
+    Args:
+        name: the transport.
+        jobs: what the workers of jobs over it have measured, by their number, from 2 on.
+        alone: what a single worker has measured.
+        hosts: the hosts that they were on.
+    """
+    grouping = _GROUPINGS.get(name, "buckets")
+    rows = tuple(_row(job, alone, workers, hosts, grouping) for workers, job in sorted(jobs.items()))
+    first, last = rows[0], rows[-1]
+    more = last.workers - first.workers
+    slope = (last.exchange_seconds - first.exchange_seconds) / more if more else 0.0
+    return TransportCosts(
+        name=name,
+        source=f"{_SOURCE}; for other numbers of workers and other links as of {first.workers} workers",
+        grouping=grouping,
+        cpu_seconds_per_byte=first.sum_seconds_per_byte,
+        shares_cores=True,
+        algorithms=(
+            CollectiveAlgorithm(
+                shape="parts",
+                launch_seconds=0.0,
+                latency=dict.fromkeys(LINKS, first.exchange_seconds),
+                message_seconds=max(slope, 0.0),
+            ),
+        ),
+        measured=rows,
+    )
+
+
+def _row(job: Job, alone: WorkerCosts, workers: int, hosts: int, grouping: str) -> MeasuredCosts:
+    mean = WorkerCosts(
+        **{
+            name: statistics.fmean(getattr(worker, name) for worker in job)
+            for name in WorkerCosts.__dataclass_fields__
+        }
+    )
+    free = MeasuredCosts(
+        workers=workers,
+        hosts=hosts,
+        exchange_seconds=mean.exchange,
+        sum_seconds_per_byte=0.0,
+        gather_seconds_per_byte=max(mean.gather - 2 * mean.exchange, 0.0) / sum(LARGE),
+    )
+    large = mean.sum - measured_seconds(LARGE, free, grouping=grouping)
+    row = replace(free, sum_seconds_per_byte=max(large, 0.0) / sum(LARGE))
+    sizes = by_size(_SMALL_MODEL, [None] * len(_SMALL_MODEL))
+    packed = [sum(_SMALL_MODEL[number] for number in group) for group in sizes.small]
+    sent = [*packed, *(_SMALL_MODEL[number] for number in sizes.large)]
+    computed = alone.step * mean.computation / alone.computation
+    return replace(
+        row, step_seconds=max(mean.step - computed - measured_seconds(sent, row, grouping=grouping), 0.0)
+    )
