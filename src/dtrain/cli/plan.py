@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 from dataclasses import replace
@@ -222,6 +223,7 @@ def _measured(args: argparse.Namespace) -> ModelProfile:
 
 def _show_memory(args: argparse.Namespace) -> int:
     """Print the memory of a model by part under each strategy; return 0."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
     from dtrain.diagnosis.model_profiles import model_of, profile_of_model
     from dtrain.planning.cluster import cluster_of
     from dtrain.planning.plan_output import memory_data, memory_text

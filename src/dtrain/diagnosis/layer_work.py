@@ -1,24 +1,26 @@
 """Which part of a train step each layer takes: by the times of its operations, or by their arithmetic.
 
-An operation belongs to the layer in whose name scope it is; one that is in no scope of a layer with weights,
-such as an activation, belongs to the layer whose operations were made before it.
+An operation belongs to the layer in whose name scope it is; one in no scope of a layer with weights, such as
+an activation, belongs to the layer whose operations were made before it.
 """
 
 from __future__ import annotations
 
 import collections
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from dtrain.optim.liveness import tensor_bytes
 from dtrain.optim.memory_measured import traced_step
-from dtrain.optim.memory_trace import StepGraph, batch_spec, stand_alone, trace_step
+from dtrain.optim.memory_trace import StepGraph, batch_spec, components, stand_alone, trace_step
 
 _RUNS = 5
-_BACKWARD = "gradient_tape"
+_STEP = "step/"
+_BACKWARD = "step/gradient_tape/"
 
 Costs = collections.defaultdict[str, float]
 
@@ -41,7 +43,7 @@ class LayerWork:
     forward: Costs = field(default_factory=_costs)
     backward: Costs = field(default_factory=_costs)
     outputs: Costs = field(default_factory=_costs)
-    update: float
+    update: float = 0.0
     seconds: bool
 
     @property
@@ -69,13 +71,22 @@ def layer_work(model: Any, batch: Any, layers: Sequence[str], *, timed: bool) ->
     else:
         graph = stand_alone(trace_step(model, batch_spec(model, batch, None), update=True))
         costs = _arithmetic(graph.graph)
-    updates = {op.name for op in graph.updates}
-    found = LayerWork(update=sum(costs.get(name, 0.0) for name in updates), seconds=timed)
-    for op, layer, backward in _owned(graph, layers, updates):
-        (found.backward if backward else found.forward)[layer] += costs.get(op.name, 0.0)
-        if not backward:
-            found.outputs[layer] += sum(map(tensor_bytes, op.outputs))
-    return found
+    owners = _owners(model, graph, layers)
+    found = LayerWork(seconds=timed)
+    update = 0.0
+    for name, cost in costs.items():
+        owner = _owner_of(name, owners)
+        if owner is None:
+            continue
+        if owner.layer is None:
+            update += cost
+        else:
+            (found.backward if owner.backward else found.forward)[owner.layer] += cost
+    for op in graph.graph.get_operations():
+        owner = owners.get(op.name)
+        if owner is not None and owner.layer is not None and not owner.backward:
+            found.outputs[owner.layer] += sum(map(tensor_bytes, op.outputs))
+    return replace(found, update=update)
 
 
 def _seconds(runs: Sequence[Sequence[Any]]) -> dict[str, float]:
@@ -102,30 +113,68 @@ def _arithmetic(graph: Any) -> dict[str, float]:
     return found
 
 
-def _owned(graph: StepGraph, layers: Sequence[str], updates: set[str]) -> Iterator[tuple[Any, str, bool]]:
-    """Each operation that is none of the update's, its layer, and whether it is of the backward pass."""
-    scopes = {path: path.split("/") for path in layers}
-    last: dict[bool, str] = {False: layers[0], True: layers[-1]}
-    known: dict[str, str | None] = {}
+class _Owner(NamedTuple):
+    """To what an operation belongs: a layer's forward or backward pass, or without a layer the update."""
+
+    layer: str | None
+    backward: bool = False
+
+
+def _owners(model: Any, graph: StepGraph, layers: Sequence[str]) -> dict[str, _Owner]:
+    """To what each operation of a step belongs, by its name."""
+    updates = {op.name for op in graph.updates}
+    scopes = _scopes(model, graph)
+    last = {False: layers[0], True: layers[-1]}
     backward = False
+    owners: dict[str, _Owner] = {}
     for op in graph.graph.get_operations():
-        if op.name in updates or not op.name.startswith("step/"):
-            continue
-        backward = backward or _BACKWARD in op.name
-        scope = op.name.rpartition("/")[0]
-        if scope not in known:
-            known[scope] = _layer_of(scope.split("/"), scopes)
-        if (layer := known[scope]) is not None:
-            last[backward] = layer
-        yield op, last[backward], backward
+        if op.name in updates:
+            owners[op.name] = _Owner(None)
+        elif op.name.startswith(_STEP):
+            backward = backward or op.name.startswith(_BACKWARD)
+            scope = _STEP + op.name.removeprefix(_BACKWARD).removeprefix(_STEP)
+            layer = next((scopes[part] for part in _ends(scope) if part in scopes), None)
+            last[backward] = layer or last[backward]
+            owners[op.name] = _Owner(last[backward], backward)
+    return owners
 
 
-def _layer_of(scope: Sequence[str], layers: Mapping[str, list[str]]) -> str | None:
-    """The layer whose path a scope has; also without its first part, the model's name. The longest wins."""
-    matches = [
-        (len(part), path)
-        for path, whole in layers.items()
-        for part in (whole, whole[1:])
-        if part and any(scope[i : i + len(part)] == part for i in range(len(scope) - len(part) + 1))
-    ]
-    return max(matches)[1] if matches else None
+def _scopes(model: Any, graph: StepGraph) -> dict[str, str]:
+    """The name scope of each layer with weights: that in which the step first reads one of them.
+
+    TensorFlow adds numbers to scopes, so their names alone do not tell the layer.
+    """
+    paths = {
+        id(part): variable.path
+        for variable in model.trainable_variables
+        for part in components(variable.value)
+    }
+    layer_by_handle = {
+        handle.op.name: paths[id(variable)].rpartition("/")[0] or paths[id(variable)]
+        for handle, variable in graph.variables
+        if id(variable) in paths
+    }
+    found: dict[str, str] = {}
+    for op in graph.graph.get_operations():
+        for tensor in op.inputs if op.name.startswith(_STEP) else ():
+            layer = layer_by_handle.get(tensor.op.name)
+            if layer is None or layer in found.values():
+                continue
+            own = re.compile(re.escape(layer.rpartition("/")[2]) + r"(_\d+)?")
+            scope = next((part for part in _ends(op.name) if own.fullmatch(part.rpartition("/")[2])), None)
+            if scope is not None:
+                found[scope] = layer
+    return found
+
+
+def _ends(name: str) -> Iterator[str]:
+    """A name, and the scopes around it, the innermost first."""
+    while name:
+        yield name
+        name = name.rpartition("/")[0]
+
+
+def _owner_of(node: str, owners: Mapping[str, _Owner]) -> _Owner | None:
+    """To what a node that has run belongs: TensorFlow makes some from an operation, or in its function."""
+    begin = node.find(_STEP)
+    return next((owners[part] for part in _ends(node[max(begin, 0) :]) if part in owners), None)

@@ -22,7 +22,8 @@ def replace_strategies(by: Any) -> None:
         registry.resolve_name(name)
         return by()
 
-    for entry in registry.STRATEGIES.values():
-        if entry.class_name.isidentifier():  # not `dtrain.get_strategy()`
-            setattr(importlib.import_module(entry.module), entry.class_name, by)
+    entries = [entry for entry in registry.STRATEGIES.values() if entry.class_name.isidentifier()]
+    # All are imported before one is replaced: some are subclasses of others.
+    for entry, module in [(entry, importlib.import_module(entry.module)) for entry in entries]:
+        setattr(module, entry.class_name, by)
     registry.strategy = strategy

@@ -35,10 +35,10 @@ from dtrain.telemetry import events
 
 PROFILE, ERROR = "profile.json", "error.json"
 
-_LEAST_STEPS, _LEAST_CALLS, _LEAST_SECONDS = 20, 6, 4.0
+_LEAST_STEPS, _LEAST_CALLS, _LEAST_SECONDS = 20, 6, 3.0
 _MOST_SECONDS = 30.0  # after which fewer steps are enough
 _INPUT_SECONDS, _INPUT_BATCHES = 2.0, 500  # for the data pipeline alone
-_NEVER = 10**9
+_EPOCHS, _NEVER = 1000, 10**9
 
 _OneDevice = one_device.OneDeviceStrategy
 
@@ -149,7 +149,7 @@ class FitProfiler:
         )
         note_compiled(model, auto=False)  # several workers run no XLA program of many steps
         given |= {"callbacks": None, "verbose": 0, "validation_freq": _NEVER}
-        given["epochs"] = given["initial_epoch"] + _NEVER
+        given["epochs"] = given["initial_epoch"] + _EPOCHS
 
         def done(times: StepTimes) -> None:
             self._write(PROFILE, profile_data(_profile(profile, work, half, times, data, device)))
