@@ -17,14 +17,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-LARGE = (1 << 20,) * 4
-"""The bytes of the tensors of a large sum."""
+LARGE, LARGEST = (1 << 20,) * 4, (3 << 20,) * 8
+"""The bytes of the tensors of a large sum, and of one that is larger than the caches of a processor."""
 
 WIDTH, HIDDEN, OUTPUTS, BATCH = 256, 3, 10, 32
 """The small dense model: the width of its layers, those but the last one, outputs, a worker's batch."""
 
 _STEPS, _ROUNDS = 150, 5
-_COUNTS = {"exchange": 200, "sum": 8, "gather": 8, "computation": 30}
+_COUNTS = {"exchange": 200, "sum": 8, "largest_sum": 3, "gather": 8, "computation": 30}
 _PRODUCTS = 10
 
 
@@ -33,8 +33,8 @@ class WorkerCosts:
     """What one worker of a job has measured, in seconds.
 
     Attributes:
-        exchange, sum, gather: a sum of 40 bytes, one of the tensors `LARGE`, and a gather of as many bytes; 0
-            for one worker.
+        exchange, sum, largest_sum: sums of 40 bytes, of the tensors `LARGE`, and `LARGEST`; 0 for one worker.
+        gather: a gather of as many bytes as those of `LARGE`; 0 for one worker.
         computation: products of matrices, while all workers compute some.
         cores: the cores that they have kept busy.
         step: a step of the small dense model.
@@ -42,6 +42,7 @@ class WorkerCosts:
 
     exchange: float = 0.0
     sum: float = 0.0
+    largest_sum: float = 0.0
     gather: float = 0.0
     computation: float
     cores: float
@@ -73,7 +74,7 @@ def _communication(strategy: Any, workers: int) -> dict[str, float]:
     import tensorflow as tf
 
     replica_context = tf.distribute.get_replica_context
-    large = [tf.random.normal([size // 4]) for size in LARGE]
+    large, largest = ([tf.random.normal([size // 4]) for size in sizes] for sizes in (LARGE, LARGEST))
     mine = tf.random.normal([sum(LARGE) // 4 // workers])
 
     def summed(tensors: list[Any]) -> Callable[[], Any]:
@@ -89,6 +90,7 @@ def _communication(strategy: Any, workers: int) -> dict[str, float]:
     return {
         "exchange": _timed("exchange", summed([tf.zeros([10])])),
         "sum": _timed("sum", summed(large)),
+        "largest_sum": _timed("largest_sum", summed(largest)),
         "gather": _timed("gather", gathered),
     }
 

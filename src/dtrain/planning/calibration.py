@@ -17,6 +17,9 @@ from dtrain.errors import ConfigurationError, known_are
 from dtrain.planning.cluster import LINKS, WorkerPlacement
 from dtrain.planning.json_fields import JsonFields, read_fields
 
+IN_CACHES = 4 * 2**20
+"""The bytes that a sum is measured with while they are in the caches of a processor."""
+
 SHAPES = ("ring", "tree", "parts")
 GROUPINGS = ("buckets", "tensors")
 
@@ -55,7 +58,8 @@ class MeasuredCosts:
         workers: the workers.
         hosts: the hosts that they are on; with several, the cost of the link between them is in the figures.
         exchange_seconds: of the smallest sum: each worker sends a message to each other one.
-        sum_seconds_per_byte: of a large sum, for each byte of the vector.
+        sum_seconds_per_byte: of a sum, for each of the first `IN_CACHES` bytes of its vectors.
+        further_seconds_per_byte: of a sum, for each byte above.
         gather_seconds_per_byte: of a large gather, for each byte of the gathered vector.
         step_seconds: what a step takes beside its computation and its sums.
     """
@@ -64,6 +68,7 @@ class MeasuredCosts:
     hosts: int = 1
     exchange_seconds: float
     sum_seconds_per_byte: float
+    further_seconds_per_byte: float
     gather_seconds_per_byte: float
     step_seconds: float = 0.0
 
@@ -205,6 +210,7 @@ def _row(entry: JsonFields) -> MeasuredCosts:
         hosts=entry.whole("hosts", 1, least=1, most=_MOST_WORKERS),
         exchange_seconds=entry.number("exchange_seconds", most=_MOST_SECONDS),
         sum_seconds_per_byte=entry.number("sum_seconds_per_byte", most=1),
+        further_seconds_per_byte=entry.number("further_seconds_per_byte", most=1),
         gather_seconds_per_byte=entry.number("gather_seconds_per_byte", most=1),
         step_seconds=entry.number("step_seconds", 0.0, most=_MOST_SECONDS),
     )

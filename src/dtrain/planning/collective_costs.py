@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dtrain.collectives.reduction_rules import exchanged_together, mpi_goes_by_parts, sent_with_barrier
-from dtrain.planning.calibration import CollectiveAlgorithm, MeasuredCosts, TransportCosts
+from dtrain.planning.calibration import IN_CACHES, CollectiveAlgorithm, MeasuredCosts, TransportCosts
 from dtrain.planning.cluster import WorkerPlacement
 
 _PHASES = 2  # of an all-reduce: reduce-scatter, then all-gather
@@ -61,7 +61,9 @@ def measured_seconds(sizes: Sequence[float], row: MeasuredCosts, *, grouping: st
     if not (size := sum(sizes)):
         return 0.0
     exchanges = len(sizes) if grouping == "tensors" else _exchanges(sizes, row.workers)
-    return exchanges * row.exchange_seconds + size * row.sum_seconds_per_byte
+    few = min(size, IN_CACHES)
+    seconds = few * row.sum_seconds_per_byte + (size - few) * row.further_seconds_per_byte
+    return exchanges * row.exchange_seconds + seconds
 
 
 def _exchanges(sizes: Sequence[float], workers: int) -> int:

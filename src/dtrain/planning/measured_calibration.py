@@ -10,9 +10,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from dtrain.bench.calibration_worker import HIDDEN, LARGE, OUTPUTS, WIDTH, WorkerCosts
+from dtrain.bench.calibration_worker import HIDDEN, LARGE, LARGEST, OUTPUTS, WIDTH, WorkerCosts
 from dtrain.collectives.reduction_rules import by_size
-from dtrain.planning.calibration import CollectiveAlgorithm, MeasuredCosts, TransportCosts
+from dtrain.planning.calibration import IN_CACHES, CollectiveAlgorithm, MeasuredCosts, TransportCosts
 from dtrain.planning.cluster import LINKS
 from dtrain.planning.collective_costs import measured_seconds
 
@@ -61,7 +61,7 @@ def costs_of_transport(
         name=name,
         source=f"{_SOURCE}; for other numbers of workers and other links as of {first.workers} workers",
         grouping=grouping,
-        cpu_seconds_per_byte=first.sum_seconds_per_byte,
+        cpu_seconds_per_byte=max(first.sum_seconds_per_byte, first.further_seconds_per_byte),
         shares_cores=True,
         algorithms=(
             CollectiveAlgorithm(
@@ -87,10 +87,13 @@ def _row(job: Job, alone: WorkerCosts, workers: int, hosts: int, grouping: str) 
         hosts=hosts,
         exchange_seconds=mean.exchange,
         sum_seconds_per_byte=0.0,
+        further_seconds_per_byte=0.0,
         gather_seconds_per_byte=max(mean.gather - 2 * mean.exchange, 0.0) / sum(LARGE),
     )
     large = mean.sum - measured_seconds(LARGE, free, grouping=grouping)
     row = replace(free, sum_seconds_per_byte=max(large, 0.0) / sum(LARGE))
+    further = mean.largest_sum - measured_seconds(LARGEST, row, grouping=grouping)
+    row = replace(row, further_seconds_per_byte=max(further, 0.0) / (sum(LARGEST) - IN_CACHES))
     sizes = by_size(_SMALL_MODEL, [None] * len(_SMALL_MODEL))
     packed = [sum(_SMALL_MODEL[number] for number in group) for group in sizes.small]
     sent = [*packed, *(_SMALL_MODEL[number] for number in sizes.large)]
