@@ -278,6 +278,11 @@ def changed(content: dict[str, Any], where: str, value: Any) -> Any:
         ("rates.0.examples_per_second", 0, "examples_per_second"),
         ("backward_share", 1.5, "backward_share"),
         ("optimizer_slot", 1, "optimizer_slots"),
+        ("rates.0.cores", 0, "cores"),
+        ("update_share", 0.9, "update_share"),
+        ("frozen_bytes", -1, "frozen_bytes"),
+        ("held_gradient_bytes", "all", "held_gradient_bytes"),
+        ("input_examples_per_second", 0, "input_examples_per_second"),
     ],
 )
 def test_a_profile_that_cannot_be_used_is_refused_by_its_field(
