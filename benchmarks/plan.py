@@ -130,8 +130,7 @@ def profile(network: str) -> Any:
 def calibrated(workers: Sequence[int], transports: Sequence[str], *, far: bool) -> tuple[Any, Any]:
     """The calibration of this machine, and that of two hosts with a link; None without one."""
     from dtrain.bench.calibration_job import measure_job
-    from dtrain.planning.calibration import Calibration
-    from dtrain.planning.measured_calibration import contention_of, costs_of_transport
+    from dtrain.planning.measured_calibration import calibration_of, costs_of_transport
 
     def start(transport: str, number: int) -> Any:
         say(f"calibration over {transport}, {number} workers")
@@ -140,10 +139,7 @@ def calibrated(workers: Sequence[int], transports: Sequence[str], *, far: bool) 
     (alone,) = start("ring", 1)
     several = [number for number in workers if number > 1]
     near = {name: {number: start(name, number) for number in several} for name in transports}
-    here = Calibration(
-        transports={name: costs_of_transport(name, found, alone) for name, found in near.items()},
-        contention=contention_of({1: [alone]} | near["ring"], len(os.sched_getaffinity(0))),
-    )
+    here = calibration_of(near, alone, cores=len(os.sched_getaffinity(0)))
     if not far:
         return here, None
     apart = {}
@@ -213,6 +209,8 @@ def main() -> None:
     models, workers, transports, far = MODELS, WORKERS, TRANSPORTS, not asked.no_link
     if asked.quick:
         models, workers, transports, far, asked.rounds = ("mid", "big"), (1, 2), ("ring",), False, 1
+    from dtrain.planning.model_profile import profile_data
+
     results = {**jobs.circumstances(), "runs": []}
     here, apart = calibrated(workers, transports, far=far)
     profiles = {}
@@ -250,6 +248,7 @@ def main() -> None:
             {**run._asdict(), "predicted": times[run], "measured": seconds, "ratio": ratio}
         )
     results["calibration"] = {"here": here.as_data(), "link": None if apart is None else apart.as_data()}
+    results["profiles"] = {name: profile_data(of_one) for name, of_one in profiles.items()}
     results["error"] = {"median": statistics.median(errors), "worst": max(errors)}
     jobs.print_table(["model", "workers", "over", "predicted, ms", "measured, ms", "ratio"], rows)
     print(

@@ -10,15 +10,21 @@ from typing import Any
 import pytest
 
 from dtrain import cli
-from dtrain.bench.calibration_worker import HIDDEN, LARGE, LARGEST, OUTPUTS, WIDTH, WorkerCosts
+from dtrain.bench.calibration_worker import HIDDEN, LARGE, LARGEST, OUTPUTS, STREAMED, WIDTH, WorkerCosts
 from dtrain.errors import ConfigurationError
 from dtrain.interfaces.divided_weights import whole_bytes
-from dtrain.planning.calibration import Calibration, MeasuredCosts, TransportCosts, read_calibration
+from dtrain.planning.calibration import (
+    Calibration,
+    Contention,
+    MeasuredCosts,
+    TransportCosts,
+    read_calibration,
+)
 from dtrain.planning.cluster import Cluster, ClusterLink, WorkerPlacement, this_machine
 from dtrain.planning.collective_costs import all_gather_seconds, all_reduce_seconds
 from dtrain.planning.compared_strategies import DATA_PARALLEL, FULLY_SHARDED
 from dtrain.planning.device_memory import device_memory
-from dtrain.planning.measured_calibration import contention_of, costs_of_transport
+from dtrain.planning.measured_calibration import calibration_of, costs_of_transport
 from dtrain.planning.model_profile import (
     LayerProfile,
     MeasuredRate,
@@ -61,6 +67,12 @@ def row(workers: int, *, hosts: int = 1, exchange: float = EXCHANGE, beside: flo
         further_seconds_per_byte=FURTHER,
         gather_seconds_per_byte=GATHER,
         step_seconds=beside,
+    )
+
+
+def contended(demand: float, times: float, memory: float | None = None) -> Contention:
+    return Contention(
+        demand=demand, times_longer=times, memory_times_longer=times if memory is None else memory
     )
 
 
@@ -107,13 +119,14 @@ def test_what_was_measured_is_used_where_it_holds() -> None:
 def test_a_calibration_is_what_its_file_says(tmp_path: Path) -> None:
     made = Calibration(
         transports={"tensorflow": costs(row(2), row(3), name="tensorflow")},
-        contention=[(0.5, 1.0), (2.0, 2.5)],
+        contention=[contended(0.5, 1.0), contended(2.0, 2.5, 3.0)],
+        memory_bytes_per_second=1e9,
     )
     (tmp_path / "calibration.json").write_text(json.dumps(made.as_data()))
     read = read_calibration(tmp_path / "calibration.json")
     assert read.transports["tensorflow"] == made.transports["tensorflow"]
     assert {*read.transports} == {*read_calibration().transports, "tensorflow"}
-    assert read.contention == made.contention
+    assert read.contention == made.contention and read.memory_bytes_per_second == 1e9
     # TensorFlow's collectives are compared once they were measured.
     cluster = this_machine("core", workers=2, accelerated=False)
     names = [one.name for one in usable(cluster, read, DATA_PARALLEL)]
@@ -146,10 +159,12 @@ def test_what_was_measured_badly_is_refused_by_its_field(
 
 
 def test_contention_is_on_a_line_between_what_was_measured() -> None:
-    measured = Calibration(contention=[(2.0, 3.0), (0.5, 1.0), (1.0, 1.2)])
+    points = [contended(2.0, 3.0, 5.0), contended(0.5, 1.0), contended(1.0, 1.2, 2.2)]
+    measured = Calibration(contention=points)
     assert [measured.times_longer(demand) for demand in (0.1, 0.5, 0.75, 1.5, 4.0)] == pytest.approx(
         [1.0, 1.0, 1.1, 2.1, 6.0]
     )
+    assert [measured.times_longer(1.0, share) for share in (0.5, 1.0)] == pytest.approx([1.7, 2.2])
     assert [Calibration().times_longer(demand) for demand in (0.3, 1.0, 2.0)] == [1.0, 1.0, 2.0]
 
 
@@ -162,8 +177,13 @@ def test_workers_that_share_cores_compute_longer() -> None:
     # One worker alone keeps both cores busy: so two of them have half of the time each.
     wide = replace(PROFILE, rates=(replace(RATE, cores=2.0),))
     assert planned(2, profile=wide).computation == pytest.approx(0.2)
-    worse = planned(4, calibration=Calibration(contention=[(1.0, 1.1), (2.0, 2.4)]))
-    assert worse.computation == pytest.approx(0.24)
+    worse = Calibration(contention=[contended(1.0, 1.1), contended(2.0, 2.4, 4.4)])
+    assert planned(4, calibration=worse).computation == pytest.approx(0.24)
+    # Half of the time alone is the traffic of weights and optimizer state; activations are in the caches.
+    traffic = 10 * PROFILE.gradient_bytes
+    assert PROFILE.memory_traffic(10) == traffic
+    half = replace(worse, memory_bytes_per_second=traffic / 0.05)
+    assert planned(4, calibration=half).computation == pytest.approx(0.34)
     assert planned(4, cores=8).computation == pytest.approx(0.1)
 
 
@@ -196,20 +216,25 @@ def worker(workers: int, *, hosts: int = 1, longer: float = 1.0) -> WorkerCosts:
         gather=all_gather_seconds(sum(LARGE), place, ring),
         computation=0.4 * longer,
         cores=1.0,
+        streaming=0.01 * longer**2,
         step=0.01 * longer + all_reduce_seconds(small[-1:] + small[:-1], place, ring) + BESIDE,
     )
 
 
 def test_a_calibration_finds_what_the_measurements_were_made_of() -> None:
-    alone = WorkerCosts(computation=0.4, cores=1.0, step=0.01)
+    alone = WorkerCosts(computation=0.4, cores=1.0, streaming=0.01, step=0.01)
     jobs = {n: [worker(n, longer=longer)] * n for n, longer in ((2, 1.0), (3, 1.6))}
     made = costs_of_transport("ring", jobs, alone)
     for found, workers in zip(made.measured, (2, 3), strict=True):
         wanted = row(workers)
         for name in MeasuredCosts.__dataclass_fields__:
             assert getattr(found, name) == pytest.approx(getattr(wanted, name), rel=1e-3), name
-    points = contention_of({1: [alone], **jobs}, cores=2)
-    assert [*zip(*points, strict=True)] == [(0.5, 1.0, 1.5), pytest.approx((1.0, 1.0, 1.6))]
+    host = calibration_of({"ring": jobs}, alone, cores=2)
+    assert host.transports == {"ring": made}
+    assert [point.demand for point in host.contention] == [0.5, 1.0, 1.5]
+    assert [point.times_longer for point in host.contention] == pytest.approx([1.0, 1.0, 1.6])
+    assert [point.memory_times_longer for point in host.contention] == pytest.approx([1.0, 1.0, 2.56])
+    assert host.memory_bytes_per_second == pytest.approx(3 * STREAMED / 0.01)
     far = costs_of_transport("ring", {2: [worker(2, hosts=2)] * 2}, alone, hosts=2)
     assert far.measured[0].hosts == 2 and far.measured_at(on_hosts(2, 1)) is None
 

@@ -23,8 +23,11 @@ LARGE, LARGEST = (1 << 20,) * 4, (3 << 20,) * 8
 WIDTH, HIDDEN, OUTPUTS, BATCH = 256, 3, 10, 32
 """The small dense model: the width of its layers, those but the last one, outputs, a worker's batch."""
 
+STREAMED = 32 << 20
+"""The bytes of a vector that no cache of one core holds; an addition reads two of them and writes one."""
+
 _STEPS, _ROUNDS = 150, 5
-_COUNTS = {"exchange": 200, "sum": 8, "largest_sum": 3, "gather": 8, "computation": 30}
+_COUNTS = {"exchange": 200, "sum": 8, "largest_sum": 3, "gather": 8, "computation": 30, "streaming": 8}
 _PRODUCTS = 10
 
 
@@ -35,8 +38,9 @@ class WorkerCosts:
     Attributes:
         exchange, sum, largest_sum: sums of 40 bytes, of the tensors `LARGE`, and `LARGEST`; 0 for one worker.
         gather: a gather of as many bytes as those of `LARGE`; 0 for one worker.
-        computation: products of matrices, while all workers compute some.
+        computation: products of matrices that are in the caches, while all workers compute some.
         cores: the cores that they have kept busy.
+        streaming: additions to a vector of `STREAMED` bytes, while all workers make some.
         step: a step of the small dense model.
     """
 
@@ -46,6 +50,7 @@ class WorkerCosts:
     gather: float = 0.0
     computation: float
     cores: float
+    streaming: float
     step: float
 
 
@@ -56,9 +61,11 @@ def main(arguments: list[str]) -> None:
 
     folder, transport = arguments
     workers = dtrain.world_size()
-    strategy: Any = dtrain.OneDeviceStrategy("/cpu:0")
-    if workers > 1:
-        strategy = dtrain.MultiWorkerMirroredStrategy(communication=transport)
+    strategy: Any = (
+        dtrain.MultiWorkerMirroredStrategy(communication=transport)
+        if workers > 1
+        else dtrain.OneDeviceStrategy("/cpu:0")
+    )
     found = WorkerCosts(
         **(_communication(strategy, workers) if workers > 1 else {}),
         **_computation(),
@@ -96,12 +103,11 @@ def _communication(strategy: Any, workers: int) -> dict[str, float]:
 
 
 def _computation() -> dict[str, float]:
-    """Products of matrices, which all workers compute at the same time, and nothing is sent."""
+    """What all workers compute at the same time, and nothing is sent."""
     import tensorflow as tf
 
-    import dtrain
-
     x, weights = tf.random.normal([64, 512]), tf.random.normal([512, 512]) / 512**0.5
+    total, added = tf.Variable(tf.zeros([STREAMED // 4])), tf.ones([STREAMED // 4])
 
     def products() -> Any:
         value = x
@@ -109,16 +115,28 @@ def _computation() -> dict[str, float]:
             value = tf.matmul(value, weights)
         return tf.reduce_sum(value)
 
+    def additions() -> Any:
+        return total.assign_add(added)[0]
+
+    computation, cores = _together("computation", products)
+    streaming, _ = _together("streaming", additions)
+    return {"computation": computation, "cores": cores, "streaming": streaming}
+
+
+def _together(what: str, once: Callable[[], Any]) -> tuple[float, float]:
+    """The seconds of one, of many in a graph while all workers do the same, and the cores in use."""
+    import dtrain
+
+    function, count = _looped(once), _COUNTS[what]
+    function(count)
     times, processor = [], []
-    function = _looped(products)
-    function(_COUNTS["computation"])
     for _ in range(_ROUNDS):
         dtrain.barrier()
         begun = time.perf_counter(), time.process_time()
-        function(_COUNTS["computation"])
+        function(count)
         times.append(time.perf_counter() - begun[0])
         processor.append(time.process_time() - begun[1])
-    return {"computation": statistics.median(times), "cores": sum(processor) / sum(times)}
+    return statistics.median(times) / count, sum(processor) / sum(times)
 
 
 def _small_fit(strategy: Any, workers: int) -> float:

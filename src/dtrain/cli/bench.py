@@ -95,8 +95,7 @@ def _calibrate(asked: BenchOptions, path: Path) -> None:
         TaskFailedError: a job failed.
     """
     from dtrain.bench.calibration_job import launched, measure_job
-    from dtrain.planning.calibration import Calibration
-    from dtrain.planning.measured_calibration import contention_of, costs_of_transport
+    from dtrain.planning.measured_calibration import calibration_of
     from dtrain.strategies.machine import find_mpi_problem
 
     if asked.workers < 2:
@@ -129,10 +128,7 @@ def _calibrate(asked: BenchOptions, path: Path) -> None:
 
     alone = measured(names[0], 1)
     jobs = {name: {n: measured(name, n) for n in range(2, asked.workers + 1)} for name in names}
-    calibration = Calibration(
-        transports={name: costs_of_transport(name, jobs[name], alone[0]) for name in names},
-        contention=contention_of({1: alone} | jobs[names[0]], len(os.sched_getaffinity(0))),
-    )
+    calibration = calibration_of(jobs, alone[0], cores=len(os.sched_getaffinity(0)))
     try:
         safe_files.write_text(path, json.dumps(calibration.as_data(), indent=2) + "\n")
     except OSError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,22 +128,49 @@ _MEASURED = [f.name for f in fields(MeasuredCosts) if f.name not in ("workers", 
 
 
 @dataclass(frozen=True, kw_only=True)
+class Contention:
+    """How workers of a host slow each other.
+
+    Attributes:
+        demand: the cores that they would all keep busy, as a part of those that the host has.
+        times_longer: how many times as long as alone they compute in their cores' caches.
+        memory_times_longer: how many times as long they read and write memory beyond the caches.
+    """
+
+    demand: float
+    times_longer: float
+    memory_times_longer: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Calibration:
     """All that a plan knows of transports, and of workers that share the cores of a host.
 
     Attributes:
         transports: the costs of the transports, by name.
-        contention: pairs of a demand, the cores that all workers of a host would keep busy as a part of those
-            that it has, and how many times as long they compute then. Empty: without loss up to a demand of
-            1, and in proportion above it.
+        contention: what was measured of workers of a host. Empty: they lose nothing up to a demand of 1, and
+            in proportion above it.
+        memory_bytes_per_second: what a worker alone reads and writes beyond the caches; None if not known.
     """
 
     transports: Mapping[str, TransportCosts] = field(default_factory=dict)
-    contention: Sequence[tuple[float, float]] = ()
+    contention: Sequence[Contention] = ()
+    memory_bytes_per_second: float | None = None
 
-    def times_longer(self, demand: float) -> float:
-        """How many times as long workers compute at such a demand for cores; on a line between two points."""
-        points = sorted(self.contention)
+    def times_longer(self, demand: float, memory_share: float = 0.0) -> float:
+        """How many times as long as alone workers compute; on a line between two measurements.
+
+        Args:
+            demand: as in `Contention`.
+            memory_share: the part of the time that a worker alone waits for memory beyond the caches.
+        """
+        points = sorted(
+            (
+                point.demand,
+                (1 - memory_share) * point.times_longer + memory_share * point.memory_times_longer,
+            )
+            for point in self.contention
+        )
         if not points:
             return max(1.0, demand)
         if demand <= points[0][0]:
@@ -157,9 +184,8 @@ class Calibration:
         """What a file of a calibration has."""
         return {
             "transports": [asdict(costs) for costs in self.transports.values()],
-            "contention": [
-                {"demand": demand, "times_longer": times} for demand, times in sorted(self.contention)
-            ],
+            "contention": [asdict(point) for point in self.contention],
+            "memory_bytes_per_second": self.memory_bytes_per_second,
         }
 
 
@@ -180,25 +206,28 @@ def read_calibration(path: Path | None = None) -> Calibration:
         raise ConfigurationError(
             f"{path} has a transport {unknown[0]!r}, which no plan uses.", hint=known_are(_KNOWN, unknown[0])
         )
-    return Calibration(transports={**defaults.transports, **given.transports}, contention=given.contention)
+    return replace(given, transports={**defaults.transports, **given.transports})
 
 
 def _read(path: Path) -> Calibration:
     file = read_fields(path)
     by_name = {costs.name: costs for costs in map(_costs, file.objects("transports"))}
-    contention = [_point(entry) for entry in file.objects("contention", optional=True)]
+    contention = [_contention(entry) for entry in file.objects("contention", optional=True)]
+    memory = file.number_or_none("memory_bytes_per_second", least=1)
     file.check_all_taken()
-    if len({demand for demand, _ in contention}) < len(contention):
+    if len({point.demand for point in contention}) < len(contention):
         raise ConfigurationError(
             f"{file.place}: contention has a demand twice.", hint="Keep one of the two entries."
         )
-    return Calibration(transports=by_name, contention=contention)
+    return Calibration(transports=by_name, contention=contention, memory_bytes_per_second=memory)
 
 
-def _point(entry: JsonFields) -> tuple[float, float]:
-    point = (
-        entry.number("demand", least=1e-6, most=_MOST_WORKERS),
-        entry.number("times_longer", least=0.1, most=_MOST_WORKERS),
+def _contention(entry: JsonFields) -> Contention:
+    times = entry.number("times_longer", least=0.1, most=_MOST_WORKERS)
+    point = Contention(
+        demand=entry.number("demand", least=1e-6, most=_MOST_WORKERS),
+        times_longer=times,
+        memory_times_longer=entry.number("memory_times_longer", times, least=0.1, most=_MOST_WORKERS),
     )
     entry.check_all_taken()
     return point

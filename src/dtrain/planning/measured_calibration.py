@@ -10,9 +10,16 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from dtrain.bench.calibration_worker import HIDDEN, LARGE, LARGEST, OUTPUTS, WIDTH, WorkerCosts
+from dtrain.bench.calibration_worker import HIDDEN, LARGE, LARGEST, OUTPUTS, STREAMED, WIDTH, WorkerCosts
 from dtrain.collectives.reduction_rules import by_size
-from dtrain.planning.calibration import IN_CACHES, CollectiveAlgorithm, MeasuredCosts, TransportCosts
+from dtrain.planning.calibration import (
+    IN_CACHES,
+    Calibration,
+    CollectiveAlgorithm,
+    Contention,
+    MeasuredCosts,
+    TransportCosts,
+)
 from dtrain.planning.cluster import LINKS
 from dtrain.planning.collective_costs import measured_seconds
 
@@ -24,21 +31,32 @@ _SMALL_MODEL += [4 * WIDTH * OUTPUTS, 4 * OUTPUTS]
 Job = Sequence[WorkerCosts]
 
 
-def contention_of(jobs: Mapping[int, Job], cores: int) -> list[tuple[float, float]]:
-    """The points of a `Calibration.contention`.
+def calibration_of(jobs: Mapping[str, Mapping[int, Job]], alone: WorkerCosts, *, cores: int) -> Calibration:
+    """The calibration of a host.
 
     Args:
-        jobs: what the workers of jobs on this host have measured, by their number, 1 among them.
-        cores: the cores of this host.
+        jobs: what the workers of jobs have measured, by transport and number of workers, from 2 on.
+        alone: what a single worker has measured.
+        cores: the cores of the host.
     """
-    (alone,) = jobs[1]
-    return [
-        (
-            workers * alone.cores / cores,
-            max(statistics.fmean(worker.computation for worker in job) / alone.computation, 1.0),
-        )
-        for workers, job in sorted(jobs.items())
-    ]
+    first = next(iter(jobs.values()))
+    return Calibration(
+        transports={name: costs_of_transport(name, of_one, alone) for name, of_one in jobs.items()},
+        contention=[
+            Contention(
+                demand=workers * alone.cores / cores,
+                times_longer=_times(job, alone, "computation"),
+                memory_times_longer=_times(job, alone, "streaming"),
+            )
+            for workers, job in sorted({1: [alone], **first}.items())
+        ],
+        memory_bytes_per_second=3 * STREAMED / alone.streaming,
+    )
+
+
+def _times(job: Job, alone: WorkerCosts, what: str) -> float:
+    """How many times as long as alone the workers of a job take, at least 1."""
+    return max(statistics.fmean(getattr(worker, what) for worker in job) / getattr(alone, what), 1.0)
 
 
 def costs_of_transport(

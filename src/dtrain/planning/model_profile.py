@@ -17,6 +17,9 @@ from dtrain.planning.json_fields import JsonFields, read_fields
 # A forward pass multiplies by the weights once, a backward pass twice: for gradients of inputs and weights.
 BACKWARD_SHARE = 2 / 3
 
+CACHES = 4 * 2**20
+"""The bytes that the caches of a core are taken to hold."""
+
 _MODELS = Path(__file__).parent / "models"
 
 
@@ -148,6 +151,20 @@ class ModelProfile:
         slope = (above[1] - below[1]) / (above[0] - below[0])
         seconds = below[1] + slope * (batch - below[0])
         return seconds if seconds > 0 else below[1] * batch / below[0]
+
+    def memory_traffic(self, batch: int) -> float:
+        """The bytes that a step reads and writes beyond the caches of a core, if nothing stays in them.
+
+        Weights are read in both passes, gradients written, and the update reads gradients, weights and the
+        optimizer's state and writes weights and state. Activations are written once and read once. What is
+        smaller than the caches stays there.
+
+        Args:
+            batch: the examples of the step.
+        """
+        weights = self.gradient_bytes * (6 + 2 * (self.optimizer_slots or 0))
+        activations = 2 * batch * (self.activation_bytes or 0.0)
+        return sum(size for size in (weights, activations) if size > CACHES)
 
     def update_seconds(self, device: str, batch: int, memory_bytes_per_second: float | None) -> float:
         """The seconds of the optimizer's update, which reads and writes memory and computes little.

@@ -159,11 +159,12 @@ class PlannedJob:
     def times_longer(self) -> float:
         """How many times as long as alone a worker computes, because workers of a host share its cores."""
         cores, per_host = self.cluster.cores_per_host, self.place.per_host
-        if cores is None or per_host == 1:
+        if cores is None or self.settings.workers == 1:
             return 1.0
-        return self.calibration.times_longer(
-            per_host * (self.profile.cores(self.cluster.device) or 1) / cores
-        )
+        demand = per_host * (self.profile.cores(self.cluster.device) or 1) / cores
+        rate = self.calibration.memory_bytes_per_second
+        share = 0.0 if rate is None else self.profile.memory_traffic(self.batch) / rate / self.alone_seconds
+        return self.calibration.times_longer(demand, min(share, 1.0))
 
     @property
     def alone_seconds(self) -> float:
