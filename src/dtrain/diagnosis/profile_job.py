@@ -14,6 +14,7 @@ from dtrain.errors import ConfigurationError
 from dtrain.planning.model_profile import ModelProfile, read_profile
 
 _MOST_BYTES = 1 << 20
+_CORRECT = "Correct the error in the last lines of its output, which are shown above."
 _SHOWN = 20  # last lines of the output of a script that could not be measured
 
 
@@ -43,9 +44,10 @@ def measure_script(command: Sequence[str], *, limit: float, shown: TextIO) -> Mo
         if problem.exists():
             found = safe_files.read_json(problem, _MOST_BYTES)
             raise ConfigurationError(
-                f"The script cannot be measured: {str(found['error']).rstrip('.')}.", hint=found["hint"]
+                f"The script cannot be measured: {str(found['error']).rstrip('.')}.",
+                hint=found["hint"] or _CORRECT,
             )
         raise ConfigurationError(
             f"The script cannot be measured: its process ended with status {run.status}.",
-            hint="Correct the error in the last lines of its output, which are shown above.",
+            hint=_CORRECT,
         )

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import keras
 import tensorflow as tf
@@ -58,12 +58,17 @@ class StepTimes:
         done: called between two steps, once enough is measured.
     """
 
-    def __init__(self, done: Callable[[StepTimes], None]) -> None:
+    def __init__(self, done: Callable[[], None]) -> None:
         self._done = done
         self._calls: list[_Call] = []
         self._begun: tuple[float, float] | None = None
         self._waited, self._reading = 0.0, 0.0
         self._first = time.perf_counter()
+
+    @property
+    def usable(self) -> bool:
+        """Whether some steps were measured."""
+        return len(self._calls) > 1
 
     @property
     def step_seconds(self) -> float:
@@ -97,9 +102,9 @@ class StepTimes:
     def _handle_between_steps(self, event: events.BetweenSteps) -> None:
         steps, seconds = sum(call.steps for call in self._calls), sum(call.wall for call in self._calls)
         enough = steps >= _LEAST_STEPS and len(self._calls) >= _LEAST_CALLS and seconds >= _LEAST_SECONDS
-        late = len(self._calls) > 1 and time.perf_counter() - self._first >= _MOST_SECONDS
+        late = self.usable and time.perf_counter() - self._first >= _MOST_SECONDS
         if enough or late:
-            self._done(self)
+            self._done()
 
 
 class FitProfiler:
@@ -151,12 +156,16 @@ class FitProfiler:
         given |= {"callbacks": None, "verbose": 0, "validation_freq": _NEVER}
         given["epochs"] = given["initial_epoch"] + _EPOCHS
 
-        def done(times: StepTimes) -> None:
+        def done() -> NoReturn:
             self._write(PROFILE, profile_data(_profile(profile, work, half, times, data, device)))
             raise ProcessEnd(0)
 
-        events.listen_always(StepTimes(done))
-        return self._original(*call.args, **call.kwargs)
+        times = StepTimes(done)
+        events.listen_always(times)
+        history = self._original(*call.args, **call.kwargs)
+        if times.usable:  # all epochs together were shorter than what is enough
+            done()
+        return history
 
     def add_error(self, error: BaseException) -> None:
         """Writes what ended the script."""
