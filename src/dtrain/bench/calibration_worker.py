@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dtrain.base import safe_files
+
 LARGE, LARGEST = (1 << 20,) * 4, (3 << 20,) * 8
 """The bytes of the tensors of a large sum, and of one that is larger than the caches of a processor."""
 
@@ -71,10 +73,7 @@ def main(arguments: list[str]) -> None:
         **_computation(),
         step=_small_fit(strategy, workers),
     )
-    path = Path(folder, f"worker-{dtrain.rank()}.json")
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(asdict(found)), encoding="utf-8")
-    part.rename(path)
+    safe_files.write_text(Path(folder, f"worker-{dtrain.rank()}.json"), json.dumps(asdict(found)))
 
 
 def _communication(strategy: Any, workers: int) -> dict[str, float]:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 import keras
 import tensorflow as tf
 
+from dtrain.base import safe_files
 from dtrain.diagnosis.layer_work import LayerWork, layer_work
 from dtrain.diagnosis.model_profiles import examples_of, profile_of_model
 from dtrain.diagnosis.replaced_strategies import replace_strategies
@@ -43,7 +44,7 @@ _EPOCHS, _NEVER = 1000, 10**9
 _OneDevice = one_device.OneDeviceStrategy
 
 
-class _Call(NamedTuple):
+class _MeasuredCall(NamedTuple):
     """One call of the train function: its steps, and seconds of wall time and of processor time."""
 
     steps: int
@@ -51,7 +52,7 @@ class _Call(NamedTuple):
     processor: float
 
 
-class StepTimes:
+class StepTimer:
     """Listens to the engine's events, and measures steps from one call of the train function to the next.
 
     Args:
@@ -60,7 +61,7 @@ class StepTimes:
 
     def __init__(self, done: Callable[[], None]) -> None:
         self._done = done
-        self._calls: list[_Call] = []
+        self._calls: list[_MeasuredCall] = []
         self._begun: tuple[float, float] | None = None
         self._waited, self._reading = 0.0, 0.0
         self._first = time.perf_counter()
@@ -94,7 +95,7 @@ class StepTimes:
         if self._begun is not None and event.usual:
             waited = self._waited + (event.inside or 0.0)
             wall = max(now[0] - self._begun[0] - waited, 1e-9)
-            self._calls.append(_Call(event.steps, wall, now[1] - self._begun[1]))
+            self._calls.append(_MeasuredCall(event.steps, wall, now[1] - self._begun[1]))
         else:
             self._calls.clear()  # tracing and compiling are over
         self._begun, self._waited = now, 0.0
@@ -142,7 +143,7 @@ class FitProfiler:
         given = call.arguments
         if datasets_in_place(given, "fit"):
             given["shuffle"] = False
-        data = _Data(given)
+        data = _FitData(given)
         profile = _with_input(profile_of_model(model, data.first), data)
         names = [layer.name for layer in profile.layers]
         devices = tf.config.list_physical_devices("GPU")
@@ -160,7 +161,7 @@ class FitProfiler:
             self._write(PROFILE, profile_data(_profile(profile, work, half, times, data, device)))
             raise ProcessEnd(0)
 
-        times = StepTimes(done)
+        times = StepTimer(done)
         events.listen_always(times)
         history = self._original(*call.args, **call.kwargs)
         if times.usable:  # all epochs together were shorter than what is enough
@@ -185,11 +186,11 @@ class FitProfiler:
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         if not self.ended:
-            (self._folder / name).write_text(json.dumps(content), encoding="utf-8")
+            safe_files.write_text(self._folder / name, json.dumps(content))
         self.ended = True
 
 
-class _Data:
+class _FitData:
     """The data of a call of `fit`, and its first batch.
 
     Args:
@@ -262,12 +263,12 @@ def _again(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
     yield from rest
 
 
-def _with_input(profile: ModelProfile, data: _Data) -> ModelProfile:
+def _with_input(profile: ModelProfile, data: _FitData) -> ModelProfile:
     return replace(profile, examples_per_epoch=data.examples, input_examples_per_second=data.rate())
 
 
 def _profile(
-    base: ModelProfile, work: LayerWork, half: LayerWork | None, times: StepTimes, data: _Data, device: str
+    base: ModelProfile, work: LayerWork, half: LayerWork | None, times: StepTimer, data: _FitData, device: str
 ) -> ModelProfile:
     """The profile with all that was measured."""
     rate = MeasuredRate(
