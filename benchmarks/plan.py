@@ -148,7 +148,9 @@ def calibrated(workers: Sequence[int], transports: Sequence[str], *, far: bool) 
         found = {
             number: measure_job(name, number, lambda *job: started(*job, far=True)) for number in FAR_WORKERS
         }
-        apart[name] = costs_of_transport(name, found, alone, hosts=2)
+        # While the link carries a byte, no processor does anything for it.
+        own = here.transports[name].cpu_seconds_per_byte
+        apart[name] = replace(costs_of_transport(name, found, alone, hosts=2), cpu_seconds_per_byte=own)
     return here, replace(here, transports=apart)
 
 

@@ -24,7 +24,7 @@ from dtrain.planning.cluster import LINKS
 from dtrain.planning.collective_costs import measured_seconds
 
 _SOURCE = "measured by `dtrain bench --save-calibration`"
-_GROUPINGS = {"tensorflow": "tensors"}
+TENSORFLOW = "tensorflow"
 _SMALL_MODEL = [size for _ in range(HIDDEN) for size in (4 * WIDTH * WIDTH, 4 * WIDTH)]
 _SMALL_MODEL += [4 * WIDTH * OUTPUTS, 4 * OUTPUTS]
 
@@ -70,7 +70,7 @@ def costs_of_transport(
         alone: what a single worker has measured.
         hosts: the hosts that they were on.
     """
-    grouping = _GROUPINGS.get(name, "buckets")
+    grouping = "tensors" if name == TENSORFLOW else "buckets"
     rows = tuple(_row(job, alone, workers, hosts, grouping) for workers, job in sorted(jobs.items()))
     first, last = rows[0], rows[-1]
     more = last.workers - first.workers
@@ -79,6 +79,7 @@ def costs_of_transport(
         name=name,
         source=f"{_SOURCE}; for other numbers of workers and other links as of {first.workers} workers",
         grouping=grouping,
+        overlap=True if name == TENSORFLOW else None,  # its collectives begin when their gradient is there
         cpu_seconds_per_byte=max(first.sum_seconds_per_byte, first.further_seconds_per_byte),
         shares_cores=True,
         algorithms=(
