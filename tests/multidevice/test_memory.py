@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -13,7 +14,7 @@ import tensorflow as tf
 
 import dtrain
 from dtrain.diagnosis.layer_work import layer_work
-from dtrain.diagnosis.model_profiles import profile_of_model, weights_by_layer
+from dtrain.diagnosis.model_profiles import model_of, profile_of_model, weights_by_layer
 from dtrain.errors import ConfigurationError, DataError
 from dtrain.optim import Memory, measure_memory, predict_memory, rematerialize
 from dtrain.planning.cluster import WorkerPlacement
@@ -213,6 +214,35 @@ def test_a_plan_has_the_memory_that_is_predicted(make: Callable[[], keras.Model]
         divided = predict_memory(compiled(make), 16)
     planned = device_memory(profile, FULLY_SHARDED, WorkerPlacement.on_one_host(2), 16)
     assert planned.known == pytest.approx(divided.total, rel=0.1)
+
+
+def test_a_model_is_a_saved_file_or_what_a_function_makes(tmp_path: Path) -> None:
+    whole = compiled(mlp, "sgd")
+    whole.save(tmp_path / "saved.keras")
+    (tmp_path / "made.py").write_text(
+        "import keras\n"
+        "def make():\n"
+        "    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])\n"
+        "    model.compile('sgd', 'mse')\n"
+        "    return model\n"
+        "number = 5\n"
+        "def broken():\n"
+        "    raise ValueError('not well')\n"
+    )
+    saved = profile_of_model(model_of(str(tmp_path / "saved.keras")), 8)
+    assert saved.gradient_bytes == 4 * whole.count_params() and saved.activation_bytes
+    made = profile_of_model(model_of(f"{tmp_path / 'made.py'}:make"), 8)
+    assert [layer.gradients for layer in made.layers] == [(24, 12)]
+    for name, said in {
+        "nowhere.keras": "nowhere.keras",
+        "made.py": "made.py",
+        f"{tmp_path / 'made.py'}:number": "number",
+        f"{tmp_path / 'made.py'}:broken": "not well",
+        "no_such_module:make": "no_such_module",
+        "math:pi": "pi",
+    }.items():
+        with refused(ConfigurationError, said):
+            model_of(name)
 
 
 def test_the_work_of_layers_is_counted_in_operations_where_it_is_not_timed() -> None:

@@ -153,18 +153,21 @@ class ModelProfile:
         return seconds if seconds > 0 else below[1] * batch / below[0]
 
     def memory_traffic(self, batch: int) -> float:
-        """The bytes that a step reads and writes beyond the caches of a core, if nothing stays in them.
+        """The bytes that a step reads and writes beyond the caches of a core.
 
         Weights are read in both passes, gradients written, and the update reads gradients, weights and the
-        optimizer's state and writes weights and state. Activations are written once and read once. What is
-        smaller than the caches stays there.
+        optimizer's state and writes weights and state. Activations are written once and read once. What
+        fits into the caches stays there.
 
         Args:
             batch: the examples of the step.
         """
-        weights = self.gradient_bytes * (6 + 2 * (self.optimizer_slots or 0))
-        activations = 2 * batch * (self.activation_bytes or 0.0)
-        return sum(size for size in (weights, activations) if size > CACHES)
+        slots, activations = self.optimizer_slots or 0.0, batch * (self.activation_bytes or 0.0)
+        moved = {
+            self.gradient_bytes * (2 + slots): self.gradient_bytes * (6 + 2 * slots),
+            activations: 2 * activations,
+        }
+        return sum(traffic for size, traffic in moved.items() if size > CACHES)
 
     def update_seconds(self, device: str, batch: int, memory_bytes_per_second: float | None) -> float:
         """The seconds of the optimizer's update, which reads and writes memory and computes little.
