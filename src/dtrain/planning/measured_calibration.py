@@ -25,6 +25,7 @@ from dtrain.planning.collective_costs import measured_seconds
 
 _SOURCE = "measured by `dtrain bench --save-calibration`"
 TENSORFLOW = "tensorflow"
+_NETWORK = 50e-6  # seconds of a message between hosts, at least: assumed, as in `transports.json`
 _SMALL_MODEL = [size for _ in range(HIDDEN) for size in (4 * WIDTH * WIDTH, 4 * WIDTH)]
 _SMALL_MODEL += [4 * WIDTH * OUTPUTS, 4 * OUTPUTS]
 
@@ -86,7 +87,8 @@ def costs_of_transport(
             CollectiveAlgorithm(
                 shape="parts",
                 launch_seconds=0.0,
-                latency=dict.fromkeys(LINKS, first.exchange_seconds),
+                latency=dict.fromkeys(LINKS, first.exchange_seconds)
+                | {"network": max(first.exchange_seconds, _NETWORK)},
                 message_seconds=max(slope, 0.0),
             ),
         ),
