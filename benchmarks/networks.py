@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+HEADS = 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
@@ -21,6 +23,7 @@ class Network:
         shape: of an example.
         convolutions: channels of 3x3 convolutions, each but the last before a pooling.
         widths: of the hidden dense layers.
+        blocks: of a transformer over a sequence of vectors; for Keras only.
         outputs: of the last layer.
         optimizer: "sgd" or "adam", with the default settings that Keras has.
         classes: whether it is trained to tell classes; else on the mean squared error.
@@ -32,6 +35,7 @@ class Network:
     shape: tuple[int, ...]
     convolutions: tuple[int, ...] = ()
     widths: tuple[int, ...] = ()
+    blocks: int = 0
     outputs: int = 1
     optimizer: str = "sgd"
     classes: bool = False
@@ -51,6 +55,8 @@ class Network:
 
         keras.utils.set_random_seed(1)
         layers = keras.layers
+        if self.blocks:
+            return self._transformer()
         stack: list[Any] = [keras.Input(self.shape)]
         for number, channels in enumerate(self.convolutions, 1):
             stack.append(layers.Conv2D(channels, 3, padding="same", activation="relu"))
@@ -60,6 +66,19 @@ class Network:
             stack.append(layers.GlobalAveragePooling2D())
         stack += [layers.Dense(width, activation="relu") for width in self.widths]
         return keras.Sequential([*stack, layers.Dense(self.outputs)])
+
+    def _transformer(self) -> Any:
+        """Blocks of attention and two dense layers, each beside a connection that skips it."""
+        import keras
+
+        layers, width = keras.layers, self.shape[-1]
+        x = inputs = keras.Input(self.shape)
+        for _ in range(self.blocks):
+            normal = layers.LayerNormalization()(x)
+            x = layers.Add()([x, layers.MultiHeadAttention(HEADS, width // HEADS)(normal, normal)])
+            wide = layers.Dense(4 * width, activation="gelu")(layers.LayerNormalization()(x))
+            x = layers.Add()([x, layers.Dense(width)(wide)])
+        return keras.Model(inputs, layers.Dense(self.outputs)(layers.GlobalAveragePooling1D()(x)))
 
     def keras_loss(self) -> Any:
         """What `compile` takes."""
@@ -94,6 +113,8 @@ class Network:
         """The same for PyTorch."""
         from torch import nn
 
+        if self.blocks:
+            raise NotImplementedError("a transformer is built for Keras only")
         stack: list[Any] = []
         before = self.shape[-1]
         for number, channels in enumerate(self.convolutions, 1):
@@ -125,5 +146,9 @@ NETWORKS = {
     "big": Network(
         about="9 dense layers, 7.6 million parameters (30 MB), SGD, batch 64",
         batch=64, shape=(974,), widths=(974,) * 8, outputs=10, steps=240,
+    ),
+    "transformer": Network(
+        about="3 transformer blocks of width 128 on 32 vectors, 0.6 million parameters, Adam, batch 16",
+        batch=16, shape=(32, 128), blocks=3, outputs=10, optimizer="adam", classes=True, steps=60,
     ),
 }  # fmt: skip

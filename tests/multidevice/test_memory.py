@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -12,8 +13,13 @@ import pytest
 import tensorflow as tf
 
 import dtrain
+from dtrain.diagnosis.layer_work import layer_work
+from dtrain.diagnosis.model_profiles import model_of, profile_of_model, weights_by_layer
 from dtrain.errors import ConfigurationError, DataError
 from dtrain.optim import Memory, measure_memory, predict_memory, rematerialize
+from dtrain.planning.cluster import WorkerPlacement
+from dtrain.planning.compared_strategies import DATA_PARALLEL, FULLY_SHARDED
+from dtrain.planning.device_memory import device_memory
 from refusals import refused
 
 layers = keras.layers
@@ -194,6 +200,64 @@ def test_a_replica_of_divided_weights_takes_what_it_holds(make: Callable[[], ker
         assert predicted.gradients < alone.gradients
     largest = max(4 * math.prod(weight.shape) for weight in model.weights)
     assert predicted.activations == pytest.approx(alone.activations + 2 * largest, rel=0.01)
+
+
+@pytest.mark.parametrize("make", [mlp, transformer])
+def test_a_plan_has_the_memory_that_is_predicted(make: Callable[[], keras.Model]) -> None:
+    """Of one device, and of two that divide the weights."""
+    profile = profile_of_model(compiled(make), 16)
+    alone = predict_memory(compiled(make), 16)
+    planned = device_memory(profile, DATA_PARALLEL, WorkerPlacement.on_one_host(2), 16)
+    assert planned.known == pytest.approx(alone.total)
+    assert (planned.weights, planned.gradients) == (alone.parameters, alone.gradients)
+    with dtrain.FullyShardedStrategy(smallest=1).scope():
+        divided = predict_memory(compiled(make), 16)
+    planned = device_memory(profile, FULLY_SHARDED, WorkerPlacement.on_one_host(2), 16)
+    assert planned.known == pytest.approx(divided.total, rel=0.1)
+
+
+def test_a_model_is_a_saved_file_or_what_a_function_makes(tmp_path: Path) -> None:
+    whole = compiled(mlp, "sgd")
+    whole.save(tmp_path / "saved.keras")
+    (tmp_path / "made.py").write_text(
+        "import keras\n"
+        "def make():\n"
+        "    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])\n"
+        "    model.compile('sgd', 'mse')\n"
+        "    return model\n"
+        "number = 5\n"
+        "def broken():\n"
+        "    raise ValueError('not well')\n"
+    )
+    saved = profile_of_model(model_of(str(tmp_path / "saved.keras")), 8)
+    assert saved.gradient_bytes == 4 * whole.count_params() and saved.activation_bytes
+    made = profile_of_model(model_of(f"{tmp_path / 'made.py'}:make"), 8)
+    assert [layer.gradients for layer in made.layers] == [(24, 12)]
+    for name, said in {
+        "nowhere.keras": "nowhere.keras",
+        "made.py": "made.py",
+        f"{tmp_path / 'made.py'}:number": "number",
+        f"{tmp_path / 'made.py'}:broken": "not well",
+        "no_such_module:make": "no_such_module",
+        "math:pi": "pi",
+    }.items():
+        with refused(ConfigurationError, said):
+            model_of(name)
+
+
+def test_the_work_of_layers_is_counted_in_operations_where_it_is_not_timed() -> None:
+    model = compiled(mlp)
+    names = [*weights_by_layer(model)]
+    work = layer_work(model, batch_of(model, 16), names, timed=False)
+    products = dict.fromkeys(names, 0)
+    for weight in model.trainable_variables:
+        if len(weight.shape) == 2:
+            products[weight.path.rpartition("/")[0]] += 2 * 16 * math.prod(weight.shape)
+    assert {*work.forward} == {*names}
+    for number, name in enumerate(names):
+        assert work.forward[name] == pytest.approx(products[name], rel=0.1)
+        # The first layer has no gradient of its input.
+        assert work.backward[name] == pytest.approx((2 if number else 1) * products[name], rel=0.1)
 
 
 def held(variables: Any) -> int:

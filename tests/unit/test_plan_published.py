@@ -11,10 +11,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dtrain.planning.calibration import TransportCosts, transport_costs
+from dtrain.planning.calibration import TransportCosts, read_calibration
 from dtrain.planning.cluster import Cluster, ClusterLink, known_clusters
 from dtrain.planning.model_profile import LayerProfile, MeasuredRate, ModelProfile, profile_of
-from dtrain.planning.predictions import synchronous_step
+from dtrain.planning.predictions import PlannedJob, PlanSettings, synchronous_step
 from dtrain.planning.simulator import (
     StepWork,
     Stragglers,
@@ -25,7 +25,7 @@ from dtrain.planning.simulator import (
 )
 
 MIB = 2**20
-NCCL = transport_costs()["nccl"]
+NCCL = read_calibration().transports["nccl"]
 # Horovod of 2017: buffers of 64 MB that are filled during cycles of 5 ms, so a tensor waits for half a cycle
 # (operations.cc: SetCycleTimeMs(5)). NCCL 2.0 had rings only.
 HOROVOD = replace(
@@ -38,12 +38,19 @@ HOROVOD = replace(
 DDP = replace(NCCL, grouping="buckets", bucket_bytes=25 * MIB)
 
 
+def job(
+    profile: ModelProfile, cluster: Cluster, workers: int, batch: int, costs: TransportCosts
+) -> PlannedJob:
+    settings = PlanSettings(workers=workers, batches=[batch])
+    return PlannedJob(profile=profile, cluster=cluster, settings=settings, costs=costs, batch=batch)
+
+
 def efficiency(
     model: str | ModelProfile, cluster: Cluster, workers: int, batch: int, costs: TransportCosts
 ) -> float:
     """The rate of a worker among others, as a part of its rate alone."""
     profile = profile_of(model) if isinstance(model, str) else model
-    work = synchronous_step(profile, cluster, cluster.placed(workers), costs, batch=batch)
+    work = synchronous_step(job(profile, cluster, workers, batch, costs))
     slowest = slowest_of(Stragglers(spread=cluster.speed_spread or 0.0), workers, 1, np.random.default_rng(0))
     return work.computation / float(simulate_steps(work, slowest).seconds[0])
 
@@ -124,8 +131,8 @@ def test_steps_of_dtrain_itself(gigabits: float, overlap: bool, measured: float)
         within=ClusterLink(kind="memory", bytes_per_second=5e9, efficiency=1),
         network=ClusterLink(kind="network", bytes_per_second=gigabits * 1.25e8, efficiency=0.941),
     )
-    ring = replace(transport_costs()["ring"], overlap=overlap, shares_cores=False)
-    work = synchronous_step(profile, cluster, cluster.placed(2), ring, batch=4)
+    ring = replace(read_calibration().transports["ring"], overlap=overlap, shares_cores=False)
+    work = synchronous_step(job(profile, cluster, 2, 4, ring))
     predicted = float(simulate_steps(work, np.ones(1)).seconds[0]) * 1e3
     assert predicted == pytest.approx(measured, rel=0.15)
 

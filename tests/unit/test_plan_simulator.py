@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dtrain.collectives.reduction_rules import BUCKET, in_buckets, spare_cores
-from dtrain.planning.calibration import CollectiveAlgorithm, TransportCosts, transport_costs
+from dtrain.planning.calibration import CollectiveAlgorithm, TransportCosts, read_calibration
 from dtrain.planning.cluster import LINKS, ClusterLink, WorkerPlacement
 from dtrain.planning.collective_costs import (
     all_gather_seconds,
@@ -98,7 +98,7 @@ def test_counterparts_share_the_links_between_hosts() -> None:
 
 
 def test_mpi_goes_by_parts_or_by_its_own_ring_as_training_does() -> None:
-    mpi = transport_costs()["mpi"]
+    mpi = read_calibration().transports["mpi"]
     by_shape = {way.shape: replace(mpi, name=way.shape, algorithms=(way,)) for way in mpi.algorithms}
     for workers, size, shape in ((4, MIB, "parts"), (4, 100 << 10, "ring"), (16, MIB, "ring")):
         place = placed(workers, 1)

@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
+import os
 import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dtrain.base import safe_files
 from dtrain.base.option_fields import declare, given_options, own_fields
-from dtrain.errors import ConfigurationError
+from dtrain.errors import ConfigurationError, TaskFailedError
 
 if TYPE_CHECKING:
     from dtrain.bench.bench_plan import BenchOptions
+    from dtrain.bench.calibration_worker import WorkerCosts
     from dtrain.bench.results import Results, RowResult
     from dtrain.bench.runs import Runner
 
 HELP = "train the same model under the strategies that this machine can run, and compare them"
 
 _NARROWEST = 120  # the least width of the table, in characters
+_SHOWN = 20  # last lines of a job that failed
 _USUAL_SECONDS = 20.0  # the assumed duration of a run until one has finished
 
 
@@ -36,6 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     declare(parser, own_fields(BenchOptions))
     parser.add_argument(
         "--output", metavar="DIR", help="directory for the files (default: a new directory under runs/)"
+    )
+    parser.add_argument(
+        "--save-calibration",
+        metavar="FILE",
+        help="compare nothing, but measure what communication costs and how workers share the cores, with 1 "
+        "to --workers workers, and write it for `dtrain plan --calibration`",
     )
 
 
@@ -63,6 +74,9 @@ def run(args: argparse.Namespace) -> int:
             f"This process is {topology.task} of a job, but dtrain bench starts its own jobs.",
             hint="Run dtrain bench outside of mpirun, and without TF_CONFIG.",
         )
+    if args.save_calibration is not None:
+        _calibrate(asked, Path(args.save_calibration))
+        return 0
     output.check_output(args.output)
     _say("examining this machine ...")
     machine = examine_machine()
@@ -70,6 +84,59 @@ def run(args: argparse.Namespace) -> int:
     directory = output.open_output(args.output)
     status = _measure(results, directory)
     return status or (0 if results.succeeded() else 1)
+
+
+def _calibrate(asked: BenchOptions, path: Path) -> None:
+    """Measure a calibration, and write it.
+
+    Raises:
+        ConfigurationError: there are too few workers, no transport can be measured, or the file cannot be
+            written.
+        TaskFailedError: a job failed.
+    """
+    from dtrain.bench.calibration_job import launched, measure_job
+    from dtrain.planning.measured_calibration import calibration_of
+    from dtrain.strategies.machine import find_mpi_problem
+
+    if asked.workers < 2:
+        raise ConfigurationError(
+            "A calibration needs workers that communicate.", hint="Set --workers to 2 or more."
+        )
+    names = [name for name in asked.transport_names() if name in ("ring", "mpi")]
+    names += ["tensorflow"] if asked.transports is None else []
+    if "mpi" in names and (problem := find_mpi_problem()):
+        _say(f"not over mpi: {problem}")
+        names.remove("mpi")
+    if not names:
+        raise ConfigurationError(
+            f"No transport of {asked.transports} can be measured here.", hint="Use --transports ring."
+        )
+    total = 1 + len(names) * (asked.workers - 1)
+    done = 0
+
+    def measured(transport: str, workers: int) -> list[WorkerCosts]:
+        nonlocal done
+        done += 1
+        _say(f"{done} of {total}: {transport}, {workers} workers")
+        with tempfile.TemporaryFile("w+") as log:
+            try:
+                return measure_job(transport, workers, launched(log))
+            except TaskFailedError:
+                log.seek(0)
+                sys.stderr.writelines(log.readlines()[-_SHOWN:])
+                raise
+
+    alone = measured(names[0], 1)
+    jobs = {name: {n: measured(name, n) for n in range(2, asked.workers + 1)} for name in names}
+    calibration = calibration_of(jobs, alone[0], cores=len(os.sched_getaffinity(0)))
+    try:
+        safe_files.write_text(path, json.dumps(calibration.as_data(), indent=2) + "\n")
+    except OSError as error:
+        raise ConfigurationError(
+            f"The calibration {path} cannot be written: {error.strerror or error}.",
+            hint="Choose another file.",
+        ) from error
+    _say(f"the calibration is in {path}")
 
 
 def _measure(results: Results, directory: Path) -> int:

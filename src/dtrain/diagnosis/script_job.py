@@ -1,6 +1,7 @@
 """Starts the user's script as a real job, ends it after two steps, and reports on it.
 
-`dtrain explain` shows what it finds. Each task runs `first_steps.py`. The checks of hosts are in
+`dtrain explain` shows what it finds. Each task runs `first_steps.py`; `profile_job.py` starts another program
+around a script in the same way. The checks of hosts are in
 `host_checks.py` and `peer_checks.py`.
 """
 
@@ -50,6 +51,22 @@ class FirstSteps(NamedTuple):
         return any(finding.status == "fail" for _, finding in self.findings)
 
 
+class ScriptRun(NamedTuple):
+    """A script that has run as a job.
+
+    Attributes:
+        folder: where the program around it has written.
+        status: the exit status of the job.
+        late: whether it was ended, because its time was over.
+        lines: its output.
+    """
+
+    folder: Path
+    status: int
+    late: bool
+    lines: list[str]
+
+
 def run_first_steps(
     command: Sequence[str],
     *,
@@ -70,11 +87,44 @@ def run_first_steps(
     Raises:
         ProcessEnd: this process received a signal that ended the job.
     """
+    program = "dtrain.diagnosis.first_steps"
+    with launched_script(
+        program, command, workers=workers, limit=limit, devices_per_worker=devices_per_worker
+    ) as run:
+        reports = _reports(run.folder)
+        findings = list(_judged(reports, run.status, limit if run.late else None, workers, run.lines))
+        result = FirstSteps(findings, [report for report in reports if report["steps"]])
+        if result.failed:
+            shown.writelines(f"{line}\n" for line in run.lines[-_SHOWN:])
+            shown.flush()
+        return result
+
+
+@contextlib.contextmanager
+def launched_script(
+    program: str,
+    command: Sequence[str],
+    *,
+    workers: int,
+    limit: float,
+    devices_per_worker: int | None = None,
+) -> Iterator[ScriptRun]:
+    """Runs a script, by a program that observes it, as a job of the real launcher; yields how it has run.
+
+    The folder for what the program writes is its first argument, and is removed at the end of the context.
+
+    Args:
+        program: the module of the program.
+        command, workers, limit, devices_per_worker: as for `run_first_steps`.
+
+    Raises:
+        ProcessEnd: this process received a signal that ended the job.
+    """
     with tempfile.TemporaryDirectory(prefix="dtrain-explain-") as folder, tempfile.TemporaryFile("w+") as log:
         gpus = visible_gpus()
         with _time_limit(limit) as late:
             status = launch_local(
-                [sys.executable, "-m", "dtrain.diagnosis.first_steps", folder, *command],
+                [sys.executable, "-m", program, folder, *command],
                 workers=workers,
                 gpus=gpus[:workers] if len(gpus) >= workers else [],
                 devices_per_worker=devices_per_worker,
@@ -86,14 +136,7 @@ def run_first_steps(
         if status in (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP) and not late.is_set():
             raise ProcessEnd(status)
         log.seek(0)
-        lines = log.read().splitlines()
-        reports = _reports(Path(folder))
-        findings = list(_judged(reports, status, limit if late.is_set() else None, workers, lines))
-        result = FirstSteps(findings, [report for report in reports if report["steps"]])
-        if result.failed:
-            shown.writelines(f"{line}\n" for line in lines[-_SHOWN:])
-            shown.flush()
-        return result
+        yield ScriptRun(Path(folder), status, late.is_set(), log.read().splitlines())
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ Every strategy of the script is replaced by one replica on the CPU. No step runs
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import sys
@@ -17,13 +16,13 @@ from typing import Any, NoReturn
 import keras
 import tensorflow as tf
 
+from dtrain.diagnosis import replaced_strategies
 from dtrain.diagnosis.check import CheckResult
 from dtrain.diagnosis.tpu_input import examine_input, read_batches
 from dtrain.diagnosis.tpu_step import StepExaminer
 from dtrain.diagnosis.user_script import described, ends_well, run_script
 from dtrain.errors import DtrainError, ProcessEnd
 from dtrain.interfaces.dataset_parts import datasets_in_place
-from dtrain.strategies import registry
 from dtrain.upstream import keras_models
 
 _TPU_CALLS = (
@@ -41,20 +40,13 @@ class OneReplica:
         return tf.distribute.OneDeviceStrategy("/cpu:0")
 
 
-def replace_strategies() -> None:
+def train_on_one_replica() -> None:
     """Replaces every strategy of dtrain, and TensorFlow's for TPUs, by one replica on the CPU.
 
     On a TPU, Keras and TensorFlow train without dtrain's engine, so it is not used here either.
     """
 
-    def strategy(name: str = registry.AUTO, **options: Any) -> Any:
-        registry.resolve_name(name)
-        return OneReplica()
-
-    for entry in registry.STRATEGIES.values():
-        if entry.class_name.isidentifier():  # not `dtrain.get_strategy()`
-            setattr(importlib.import_module(entry.module), entry.class_name, OneReplica)
-    registry.strategy = strategy
+    replaced_strategies.replace_strategies(OneReplica)
     for holder in (tf.distribute, tf.distribute.experimental):
         holder.TPUStrategy = OneReplica
     for module, name in _TPU_CALLS:
@@ -148,7 +140,7 @@ class FitExaminer:
 def main(arguments: list[str]) -> None:
     """Runs the script, and writes the results for its first `fit`."""
     examiner = FitExaminer(Path(arguments[0]))
-    replace_strategies()
+    train_on_one_replica()
 
     def fit(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
         examiner.fit(self, *args, **kwargs)

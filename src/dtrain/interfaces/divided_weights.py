@@ -6,6 +6,7 @@ whole weight, and its `values` are what the replicas of this process hold.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -14,3 +15,14 @@ def divided_dim(variable: Any) -> int | None:
     # `getattr` would ask a metric's variable for its value, which all workers sum together.
     dim: int | None = getattr(variable, "__dict__", {}).get("dtrain_divided_dim")
     return dim
+
+
+def whole_bytes(sizes: Iterable[int]) -> int:
+    """The bytes that a replica holds at a time beyond its parts of divided weights.
+
+    The largest weight is whole while its layer computes, and its gradient until it is summed.
+
+    Args:
+        sizes: the bytes of the divided weights.
+    """
+    return 2 * max(sizes, default=0)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from dtrain.base.log import logger
 from dtrain.engine.variables.state_bytes import held_bytes, optimizer_bytes, part_shapes
+from dtrain.interfaces.divided_weights import whole_bytes
 from dtrain.optim.liveness import LOOPS, peak_bytes, tensor_bytes
 from dtrain.optim.memory_trace import TracedStep, batch_spec, stand_alone, trace_step
 from dtrain.upstream.graph_functions import optimized
@@ -106,12 +107,12 @@ def predict_memory(model: Any, batch: Any, *, batch_size: int | None = None) -> 
     spec = batch_spec(model, batch, batch_size)
     step = trace_step(model, spec, update=False)
     parts = part_shapes(model.variables)
-    gathered = max((held_bytes(v, {}) for v in model.variables if tuple(v.shape) in parts), default=0)
+    divided = [held_bytes(variable, {}) for variable in model.variables if tuple(variable.shape) in parts]
     return Memory(
         parameters=sum(held_bytes(variable, parts) for variable in model.variables),
         gradients=sum(_gradient_bytes(gradient, parts) for gradient in step.gradients),
         optimizer=sum(optimizer_bytes(optimizer, model, parts) for optimizer in step.optimizers),
-        activations=_activations(step, spec) + 2 * gathered,
+        activations=_activations(step, spec) + whole_bytes(divided),
     )
 
 

@@ -59,13 +59,30 @@ def measure_memory(model: Any, batch: Any, *, batch_size: int | None = None) -> 
             hint="Make the model outside of the strategy's scope: a replica takes as much memory as one "
             "device.",
         )
+    program, _, feeds = _prepared(model, batch, batch_size)
+    return Memory(**program.run(feeds))
+
+
+def traced_step(model: Any, batch: Any, *, runs: int) -> tuple[StepGraph, list[list[Any]]]:
+    """The graph of a train step, and TensorFlow's statistics of each of its operations in so many runs.
+
+    The arguments are those of `measure_memory`. Operations run one after another, on copies of the variables.
+    """
+    program, alone, feeds = _prepared(model, batch, None)
+    return alone, program.traced(feeds, runs)
+
+
+def _prepared(
+    model: Any, batch: Any, batch_size: int | None
+) -> tuple[_SessionProgram, StepGraph, dict[Any, Any]]:
+    """A step as a session runs it, its graph, and what it is fed."""
     spec = batch_spec(model, batch, batch_size)
     step = trace_step(model, spec, update=True)
     alone = stand_alone(step)
     leaves = [leaf for leaf in tf.nest.flatten(spec if isinstance(batch, int) else batch) if leaf is not None]
     feeds = dict(alone.constants)
     feeds.update((feed, _fed(feed, leaf)) for feed, leaf in zip(alone.feeds, leaves, strict=True))
-    return Memory(**_SessionProgram(alone, _variables(model, step.optimizers)).run(feeds))
+    return _SessionProgram(alone, _variables(model, step.optimizers)), alone, feeds
 
 
 def _fed(feed: Any, leaf: Any) -> Any:
@@ -129,6 +146,15 @@ class _SessionProgram:
             size = sum(size for _, size in gradients)
             measured.append({"activations": batch + activations, "gradients": size, "workspace": workspace})
         return sizes | min(measured, key=lambda measurement: measurement["activations"])
+
+    def traced(self, feeds: Mapping[Any, Any], runs: int) -> list[list[Any]]:
+        """TensorFlow's statistics of the operations in so many runs, after some that are not counted."""
+        with _V1.Session(graph=self._graph, config=_ONE_BY_ONE) as session:
+            for group in self._initial.values():
+                session.run([assign for assign, _, _ in group], {fed: value for _, fed, value in group})
+            for _ in range(_WARM_UP):
+                session.run(self._wanted, feeds)
+            return [_traced(session, self._wanted, feeds) for _ in range(runs)]
 
     def _gradient_bytes(self, nodes: Sequence[Any]) -> list[tuple[str, int]]:
         """For each gradient that the run shows, the node that allocated it, and its bytes."""

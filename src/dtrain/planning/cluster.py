@@ -6,6 +6,7 @@ Clusters come from files of JSON (`read_cluster`), or are machines that the pack
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,6 +117,12 @@ class WorkerPlacement:
     within: ClusterLink
     network: ClusterLink | None
 
+    @classmethod
+    def on_one_host(cls, workers: int) -> WorkerPlacement:
+        """Workers of one host; its link is of no account."""
+        within = ClusterLink(kind="memory", bytes_per_second=math.inf, efficiency=1.0)
+        return cls(workers=workers, per_host=workers, hosts=1, within=within, network=None)
+
 
 def known_clusters() -> dict[str, Cluster]:
     """The known machines, by name."""
@@ -123,6 +130,27 @@ def known_clusters() -> dict[str, Cluster]:
     clusters = [_cluster(entry) for entry in fields.objects("machines")]
     fields.check_all_taken()
     return {cluster.name: cluster for cluster in clusters}
+
+
+def this_machine(device: str, *, workers: int, accelerated: bool) -> Cluster:
+    """This machine, or one with an accelerator for each worker, without a network.
+
+    Args:
+        device: the name of the device, as in the rates of a profile.
+        workers: the workers, which share cores and memory if they compute on processors.
+        accelerated: whether each has an accelerator.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Cluster(
+        name="this machine",
+        source="this machine; the rate between its processes is assumed, not measured",
+        device=device,
+        devices_per_host=workers,
+        cores_per_host=None if accelerated else len(os.sched_getaffinity(0)),
+        within=ClusterLink(kind="pcie" if accelerated else "memory", bytes_per_second=5e9, efficiency=1.0),
+        network=None,
+        device_memory=None if accelerated else memory / workers,
+    )
 
 
 def cluster_of(name: str) -> Cluster:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dtrain.collectives.reduction_rules import exchanged_together, mpi_goes_by_parts, sent_with_barrier
-from dtrain.planning.calibration import CollectiveAlgorithm, TransportCosts
+from dtrain.planning.calibration import IN_CACHES, CollectiveAlgorithm, MeasuredCosts, TransportCosts
 from dtrain.planning.cluster import WorkerPlacement
 
 _PHASES = 2  # of an all-reduce: reduce-scatter, then all-gather
@@ -25,6 +25,8 @@ def all_reduce_seconds(sizes: Sequence[float], place: WorkerPlacement, costs: Tr
         place: the workers, of which there is at least one.
         costs: the transport.
     """
+    if (row := costs.measured_at(place)) is not None:
+        return measured_seconds(sizes, row, grouping=costs.grouping)
     if costs.name != "mpi":
         return _fastest(sizes, place, costs, _PHASES)
     by_parts = [size for size in sizes if mpi_goes_by_parts(int(size), place.workers)]
@@ -43,7 +45,33 @@ def all_gather_seconds(size: float, place: WorkerPlacement, costs: TransportCost
 
     A reduce-scatter takes as long.
     """
+    if (row := costs.measured_at(place)) is not None:
+        return 2 * row.exchange_seconds + size * row.gather_seconds_per_byte if size else 0.0
     return _fastest([size], place, costs, 1)
+
+
+def measured_seconds(sizes: Sequence[float], row: MeasuredCosts, *, grouping: str) -> float:
+    """The seconds of an all-reduce in one call, by what was measured.
+
+    Args:
+        sizes: the bytes of the tensors.
+        row: the measured costs.
+        grouping: of the transport, as in `TransportCosts`.
+    """
+    if not (size := sum(sizes)):
+        return 0.0
+    exchanges = len(sizes) if grouping == "tensors" else _exchanges(sizes, row.workers)
+    few = min(size, IN_CACHES)
+    seconds = few * row.sum_seconds_per_byte + (size - few) * row.further_seconds_per_byte
+    return exchanges * row.exchange_seconds + seconds
+
+
+def _exchanges(sizes: Sequence[float], workers: int) -> int:
+    """How often each worker waits for a message of each other one, in an all-reduce by parts."""
+    whole_sizes = [int(size) for size in sizes]
+    if sent_with_barrier(whole_sizes, workers):
+        return 1  # a small value goes whole, to all, with the barrier's message
+    return 1 + _PHASES * len([*exchanged_together(whole_sizes)])
 
 
 def hosts_apart(place: WorkerPlacement) -> WorkerPlacement:
@@ -76,7 +104,8 @@ def _fastest(sizes: Sequence[float], place: WorkerPlacement, costs: TransportCos
     ]
     # No transport gathers, or scatters sums, by a tree.
     usable = [algorithm for algorithm in usable if phases == _PHASES or algorithm.shape != "tree"]
-    own = costs.cpu_seconds_per_byte * size * phases / _PHASES
+    # Of two workers, each sends half of the vector in each of the two phases.
+    own = costs.cpu_seconds_per_byte * size * phases * (place.workers - 1) / place.workers
     return min(_seconds(algorithm, sizes, place, phases, own) for algorithm in usable or costs.algorithms)
 
 
@@ -124,13 +153,8 @@ def _parts(
 ) -> tuple[float, float]:
     """A barrier, and in each phase a message of each worker to each other one, for each group of vectors."""
     others, outside = place.workers - 1, place.workers - place.per_host
-    whole_sizes = [int(size) for size in sizes]
-    if phases == _PHASES and sent_with_barrier(whole_sizes, place.workers):
-        # A small value goes whole, to all, with the barrier's message.
-        exchanges, carried = 1, sum(sizes)
-    else:
-        groups = len([*exchanged_together(whole_sizes)])
-        exchanges, carried = 1 + phases * groups, phases * sum(sizes) / place.workers
+    exchanges = _exchanges(sizes, place.workers) if phases == _PHASES else 2
+    carried = sum(sizes) if exchanges == 1 else phases * sum(sizes) / place.workers
     farthest = place.network.kind if place.network else place.within.kind
     latency = exchanges * (algorithm.latency[farthest] + others * algorithm.message_seconds)
     inside = carried * (place.per_host - 1) / place.within.data_rate

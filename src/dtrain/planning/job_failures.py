@@ -45,10 +45,10 @@ def job_failures(
         hosts: the hosts whose failure stops the job.
         checkpoint: the seconds that a checkpoint stops the work; None to compute them by the cluster's rate.
     """
-    size, rate = profile.gradient_bytes, cluster.checkpoint_bytes_per_second
-    if checkpoint is None and rate is not None and profile.optimizer_slots is not None:
+    size, rate = profile.checkpoint_bytes, cluster.checkpoint_bytes_per_second
+    if checkpoint is None and rate is not None and size is not None:
         writers = {FULLY_SHARDED: place.hosts, SERVERS: hosts}.get(strategy, 1)
-        checkpoint = size * (1 + profile.optimizer_slots) / rate / writers
+        checkpoint = size / rate / writers
     missing = [
         words
         for absent, words in (

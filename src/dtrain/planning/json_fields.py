@@ -93,10 +93,11 @@ class JsonFields:
         value = self._take(name, None, optional=True)
         return None if value is None else JsonFields(value, f"{self.place}: {name}")
 
-    def objects(self, name: str) -> list[JsonFields]:
-        """A list of one object or more."""
-        values = self._entries(name, self._take(name, None))
-        if not values:
+    def objects(self, name: str, *, optional: bool = False) -> list[JsonFields]:
+        """A list of one object or more; also of none, or no such field, if it is optional."""
+        given = self._take(name, None, optional=optional)
+        values = [] if optional and given is None else self._entries(name, given)
+        if not values and not optional:
             raise _wrong(f"{self.place}: {name}", values, "a list of one object or more")
         return [JsonFields(value, f"{self.place}: {name}[{i}]") for i, value in enumerate(values)]
 

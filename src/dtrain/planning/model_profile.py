@@ -1,19 +1,24 @@
 """What a plan knows of a model: the gradients and the work of its layers, and how fast one device trains it.
 
 Profiles come from files of JSON (`read_profile`), or from the known models of the package (`models/`).
+`dtrain plan script.py` measures one.
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from dtrain.errors import ConfigurationError, known_are
 from dtrain.planning.json_fields import JsonFields, read_fields
 
 # A forward pass multiplies by the weights once, a backward pass twice: for gradients of inputs and weights.
 BACKWARD_SHARE = 2 / 3
+
+CACHES = 4 * 2**20
+"""The bytes that the caches of a core are taken to hold."""
 
 _MODELS = Path(__file__).parent / "models"
 
@@ -46,12 +51,14 @@ class MeasuredRate:
         batch: the examples of a step.
         examples_per_second: of whole steps.
         source: where the figure comes from.
+        cores: the processor cores that it keeps busy meanwhile, on average; None for accelerators.
     """
 
     device: str
     batch: int
     examples_per_second: float
     source: str
+    cores: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +73,12 @@ class ModelProfile:
         backward_share: the part of a step's computation that is the backward pass.
         optimizer_slots: numbers of optimizer state for each parameter, 2 with Adam; None if not known.
         examples_per_epoch: the examples of an epoch; None if not known.
+        frozen_bytes: the bytes of the weights that get no gradient.
+        held_gradient_bytes: the bytes of all gradients in memory, if they have only the rows of tables that a
+            batch names; None for those of all weights.
+        update_share: the part of a step's computation that is the optimizer's update; None to compute it from
+            the optimizer's state and the rate of the memory.
+        input_examples_per_second: what the data pipeline of a worker gives alone; None if not known.
     """
 
     name: str
@@ -75,11 +88,32 @@ class ModelProfile:
     backward_share: float = BACKWARD_SHARE
     optimizer_slots: float | None = None
     examples_per_epoch: int | None = None
+    frozen_bytes: int = 0
+    held_gradient_bytes: int | None = None
+    update_share: float | None = None
+    input_examples_per_second: float | None = None
 
     @property
     def gradient_bytes(self) -> int:
-        """The bytes of all gradients, as many as those of the parameters."""
+        """The bytes of all gradients, as many as those of the weights that are trained."""
         return sum(map(sum, (layer.gradients for layer in self.layers)))
+
+    @property
+    def largest_weight(self) -> int:
+        """The bytes of the largest weight."""
+        return max((size for layer in self.layers for size in layer.gradients), default=0)
+
+    @property
+    def checkpoint_bytes(self) -> float | None:
+        """The bytes of weights and optimizer state, which a checkpoint has; None if not known."""
+        if self.optimizer_slots is None:
+            return None
+        return self.frozen_bytes + self.gradient_bytes * (1 + self.optimizer_slots)
+
+    def cores(self, device: str) -> float | None:
+        """The most cores that a device keeps busy while it trains; None if no rate says it."""
+        known = [rate.cores for rate in self.rates if rate.device == device and rate.cores is not None]
+        return max(known, default=None)
 
     @property
     def activation_bytes(self) -> float | None:
@@ -118,12 +152,35 @@ class ModelProfile:
         seconds = below[1] + slope * (batch - below[0])
         return seconds if seconds > 0 else below[1] * batch / below[0]
 
-    def update_seconds(self, memory_bytes_per_second: float | None) -> float:
+    def memory_traffic(self, batch: int) -> float:
+        """The bytes that a step reads and writes beyond the caches of a core.
+
+        Weights are read in both passes, gradients written, and the update reads gradients, weights and the
+        optimizer's state and writes weights and state. Activations are written once and read once. What
+        fits into the caches stays there.
+
+        Args:
+            batch: the examples of the step.
+        """
+        slots, activations = self.optimizer_slots or 0.0, batch * (self.activation_bytes or 0.0)
+        moved = {
+            self.gradient_bytes * (2 + slots): self.gradient_bytes * (6 + 2 * slots),
+            activations: 2 * activations,
+        }
+        return sum(traffic for size, traffic in moved.items() if size > CACHES)
+
+    def update_seconds(self, device: str, batch: int, memory_bytes_per_second: float | None) -> float:
         """The seconds of the optimizer's update, which reads and writes memory and computes little.
 
-        It reads gradients, weights and its state, and writes weights and state. Without the rate of the
-        memory, or the size of the state, it is counted as part of the passes: 0.
+        Where it was not measured, it reads gradients, weights and its state, and writes weights and state.
+        Without the rate of the memory, or the size of the state, it is counted as part of the passes: 0.
+
+        Args:
+            device, batch: as for `step_seconds`.
+            memory_bytes_per_second: the rate of the device's memory.
         """
+        if self.update_share is not None:
+            return self.update_share * self.step_seconds(device, batch)
         if memory_bytes_per_second is None or self.optimizer_slots is None:
             return 0.0
         return self.gradient_bytes * (3 + 2 * self.optimizer_slots) / memory_bytes_per_second
@@ -178,6 +235,7 @@ def read_profile(path: Path) -> ModelProfile:
     """
     fields = read_fields(path)
     epoch = fields.number_or_none("examples_per_epoch", least=1)
+    held = fields.number_or_none("held_gradient_bytes")
     profile = ModelProfile(
         name=fields.text("name"),
         source=fields.text("source", ""),
@@ -186,6 +244,10 @@ def read_profile(path: Path) -> ModelProfile:
         backward_share=fields.number("backward_share", BACKWARD_SHARE, least=0, most=1),
         optimizer_slots=fields.number_or_none("optimizer_slots", most=100),
         examples_per_epoch=None if epoch is None else int(epoch),
+        frozen_bytes=fields.whole("frozen_bytes", 0),
+        held_gradient_bytes=None if held is None else int(held),
+        update_share=fields.number_or_none("update_share", most=0.5),
+        input_examples_per_second=fields.number_or_none("input_examples_per_second", least=1e-9),
     )
     fields.check_all_taken()
     for name in ("work", "backward_work"):
@@ -221,6 +283,12 @@ def _rate(fields: JsonFields) -> MeasuredRate:
         batch=fields.whole("batch", least=1),
         examples_per_second=fields.number("examples_per_second", least=1e-9),
         source=fields.text("source", ""),
+        cores=fields.number_or_none("cores", least=0.001, most=1e6),
     )
     fields.check_all_taken()
     return rate
+
+
+def profile_data(profile: ModelProfile) -> dict[str, Any]:
+    """What the file of a profile has; what is not known is left out."""
+    return {name: value for name, value in asdict(profile).items() if value is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,12 @@ from typing import Any
 from dtrain.base import safe_files
 from dtrain.base.text_table import lines_of
 from dtrain.errors import UnsupportedVersionError
-from dtrain.planning.calibration import TransportCosts
-from dtrain.planning.cluster import Cluster
-from dtrain.planning.compared_strategies import SAME_NUMBERS, STRATEGIES
+from dtrain.planning.calibration import Calibration
+from dtrain.planning.cluster import Cluster, WorkerPlacement
+from dtrain.planning.compared_strategies import IN_HOSTS, SAME_NUMBERS, STRATEGIES
+from dtrain.planning.device_memory import DeviceMemory, device_memory
 from dtrain.planning.model_profile import ModelProfile
-from dtrain.planning.predictions import PlanSettings, Prediction
+from dtrain.planning.predictions import PlanSettings, Prediction, sensible
 
 _UNKNOWN = "?"
 _HEADS = (
@@ -102,7 +103,7 @@ def as_data(
     profile: ModelProfile,
     cluster: Cluster,
     settings: PlanSettings,
-    costs: Mapping[str, TransportCosts],
+    calibration: Calibration,
     made: Sequence[Prediction],
 ) -> dict[str, Any]:
     """All predictions, settings and sources as data for JSON; times are in seconds, sizes in bytes."""
@@ -112,10 +113,12 @@ def as_data(
             "name": profile.name,
             "source": profile.source,
             "gradient_bytes": profile.gradient_bytes,
+            "checkpoint_bytes": profile.checkpoint_bytes,
+            "input_examples_per_second": profile.input_examples_per_second,
             "rates": [asdict(rate) for rate in profile.rates if rate.device == cluster.device],
         },
         "cluster": asdict(cluster),
-        "transports": [asdict(of_one) for name, of_one in costs.items() if name in used],
+        "transports": [asdict(of_one) for name, of_one in calibration.transports.items() if name in used],
         "settings": asdict(settings),
         "predictions": [
             {
@@ -129,6 +132,75 @@ def as_data(
         "best": {"strategy": made[0].strategy, "transport": made[0].transport, "why": reason(made)},
         "unknown": list(made[0].unknown),
     }
+
+
+def memory_data(
+    profiles: Mapping[int, ModelProfile], workers: int, cluster: Cluster | None
+) -> dict[str, Any]:
+    """The memory of a device by part under each strategy, in bytes, as data for JSON.
+
+    Args:
+        profiles: what the model takes alone, by the examples of a worker's batch.
+        workers: the workers.
+        cluster: where they are; None for one host without a limit.
+    """
+    model = next(iter(profiles.values()))
+    return {
+        "model": model.name,
+        "source": model.source,
+        "workers": workers,
+        "checkpoint_bytes": model.checkpoint_bytes,
+        "memory": [
+            {"strategy": strategy, "batch": batch, **asdict(memory), "total": memory.known}
+            for strategy, batch, memory in _memories(profiles, workers, cluster)
+        ],
+    }
+
+
+def memory_text(
+    profiles: Mapping[int, ModelProfile], workers: int, cluster: Cluster | None, *, width: int
+) -> str:
+    """The same as a table; `width` is that of a line of prose."""
+    rows = [
+        [
+            strategy,
+            str(batch),
+            *(_size(part or 0.0) for part in (memory.weights, memory.gradients, memory.optimizer)),
+            _size(memory.activations or 0.0),
+            _size(memory.known),
+            _fits(memory),
+        ]
+        for strategy, batch, memory in _memories(profiles, workers, cluster)
+    ]
+    model = next(iter(profiles.values()))
+    where = "" if cluster is None else f" ({cluster.name})"
+    heads = ("", "batch", "weights", "gradients", "optimizer", "activations", "total", "fits")
+    lines = [f"{model.name}: memory of each of {workers:,} devices{where}, predicted, not measured:", ""]
+    lines += lines_of(heads, rows, width=width, right=(1, 2, 3, 4, 5, 6))
+    if model.checkpoint_bytes is not None:
+        lines += ["", f"A checkpoint has {_size(model.checkpoint_bytes)}."]
+    return "\n".join(lines)
+
+
+def _memories(
+    profiles: Mapping[int, ModelProfile], workers: int, cluster: Cluster | None
+) -> Iterator[tuple[str, int, DeviceMemory]]:
+    if cluster is None:
+        strategies = [name for name in STRATEGIES if name != IN_HOSTS]
+        place, available = WorkerPlacement.on_one_host(workers), None
+    else:
+        strategies, place, available = (
+            sensible(cluster, workers),
+            cluster.placed(workers),
+            cluster.device_memory,
+        )
+    for strategy in strategies:
+        for batch, profile in profiles.items():
+            yield strategy, batch, device_memory(profile, strategy, place, batch, available)
+
+
+def _fits(memory: DeviceMemory) -> str:
+    return {True: "yes", False: "no", None: _UNKNOWN}[memory.fits]
 
 
 def plot(curves: Mapping[str, Sequence[float]], counts: Sequence[int], path: Path, *, title: str) -> None:
@@ -195,7 +267,6 @@ def _apart(ends: Sequence[float], least: float = 0.075) -> list[float]:
 
 def _row(one: Prediction, cluster: Cluster) -> list[str]:
     memory = one.memory
-    fits = {True: "yes", False: "no", None: _UNKNOWN}[memory.fits]
     return [
         one.strategy,
         one.transport,
@@ -208,7 +279,7 @@ def _row(one: Prediction, cluster: Cluster) -> list[str]:
         _count(one.throughput),
         f"{one.efficiency:.1%}",
         f"{'' if memory.complete else '>'}{_size(memory.known)}",
-        fits,
+        _fits(memory),
         "-" if one.staleness is None else f"{one.staleness[0]:.0f}",
         f"{one.failures.goodput:.1%}" if one.failures else _UNKNOWN,
         _UNKNOWN if one.epoch_seconds is None else _duration(one.epoch_seconds),

@@ -6,14 +6,15 @@ simulated, and computes memory, goodput and cost from it. It measures nothing.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from dtrain.collectives.reduction_rules import spare_cores
-from dtrain.planning.calibration import TransportCosts
+from dtrain.planning.calibration import Calibration, TransportCosts
 from dtrain.planning.cluster import Cluster, WorkerPlacement
 from dtrain.planning.collective_costs import (
     all_gather_seconds,
@@ -81,7 +82,7 @@ class Prediction:
         workers, batch, accumulation: as in the settings.
         step_seconds: of an update of a worker; of DiLoCo the mean over a round.
         computation, waiting, communication: its parts, in seconds: of a worker of mean speed, waiting for
-            slower workers or busy servers, and communication that no computation hides.
+            slower workers, busy servers or data, and communication that no computation hides.
         hidden: seconds of communication beside computation.
         throughput: examples per second of all workers.
         efficiency: the throughput as a part of as many workers' that do not communicate.
@@ -119,11 +120,74 @@ class Prediction:
         return self.throughput * (self.failures.goodput if self.failures else 1.0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlannedJob:
+    """One job to predict.
+
+    Attributes:
+        profile, cluster, calibration: what is known of the model, the machines, and of communication.
+        settings: what is the same for all jobs of a plan.
+        costs: the transport.
+        strategy: one of `STRATEGIES`.
+        batch: the examples of a micro-batch of a worker.
+        accumulation: the micro-batches of an update.
+
+    Raises:
+        ConfigurationError: the profile has no rate of the device, or workers need hosts without a network.
+    """
+
+    profile: ModelProfile
+    cluster: Cluster
+    calibration: Calibration = field(default_factory=Calibration)
+    settings: PlanSettings
+    costs: TransportCosts
+    strategy: str = DATA_PARALLEL
+    batch: int
+    accumulation: int = 1
+
+    @functools.cached_property
+    def place(self) -> WorkerPlacement:
+        """Where the workers are."""
+        return self.cluster.placed(self.settings.workers)
+
+    @functools.cached_property
+    def servers(self) -> int:
+        """The parameter servers; 0 under other strategies."""
+        return (self.settings.servers or self.place.hosts) if self.strategy == SERVERS else 0
+
+    @functools.cached_property
+    def times_longer(self) -> float:
+        """How many times as long as alone a worker computes, because workers of a host share its cores."""
+        cores, per_host = self.cluster.cores_per_host, self.place.per_host
+        if cores is None or self.settings.workers == 1:
+            return 1.0
+        demand = per_host * (self.profile.cores(self.cluster.device) or 1) / cores
+        rate = self.calibration.memory_bytes_per_second
+        share = 0.0 if rate is None else self.profile.memory_traffic(self.batch) / rate / self.alone_seconds
+        return self.calibration.times_longer(demand, min(share, 1.0))
+
+    @property
+    def alone_seconds(self) -> float:
+        """The seconds in which a worker without others computes a micro-batch and its update."""
+        return self.profile.step_seconds(self.cluster.device, self.batch)
+
+    @property
+    def computation(self) -> float:
+        """The seconds in which a worker among the others computes all micro-batches of an update."""
+        return self.alone_seconds * self.times_longer * self.accumulation
+
+    @property
+    def stragglers(self) -> Stragglers:
+        """How workers differ in speed."""
+        return Stragglers(spread=self.cluster.speed_spread or 0.0, jitter=self.cluster.step_jitter or 0.0)
+
+    def rng(self) -> np.random.Generator:
+        """Random numbers, the same each time."""
+        return np.random.default_rng(self.settings.seed)
+
+
 def predictions(
-    profile: ModelProfile,
-    cluster: Cluster,
-    settings: PlanSettings,
-    transports: Mapping[str, TransportCosts],
+    profile: ModelProfile, cluster: Cluster, settings: PlanSettings, calibration: Calibration
 ) -> list[Prediction]:
     """All predictions, the best first.
 
@@ -131,16 +195,26 @@ def predictions(
     these the one with the most examples per second after failures.
 
     Args:
-        profile, cluster, settings: what to predict.
-        transports: the costs of the transports, by name.
+        profile, cluster, settings, calibration: what to predict.
 
     Raises:
         ConfigurationError: the profile has no rate of the device, or workers need hosts without a network.
     """
     made = [
-        predicted(profile, cluster, settings, strategy, costs, batch=batch, accumulation=accumulation)
+        predicted(
+            PlannedJob(
+                profile=profile,
+                cluster=cluster,
+                calibration=calibration,
+                settings=settings,
+                costs=costs,
+                strategy=strategy,
+                batch=batch,
+                accumulation=accumulation,
+            )
+        )
         for strategy in sensible(cluster, settings.workers)
-        for costs in usable(cluster, transports, strategy)
+        for costs in usable(cluster, calibration, strategy)
         for batch in settings.batches
         for accumulation in settings.accumulations
     ]
@@ -154,25 +228,10 @@ def predictions(
     )
 
 
-def efficiencies(
-    profile: ModelProfile,
-    cluster: Cluster,
-    settings: PlanSettings,
-    costs: TransportCosts,
-    strategy: str,
-    counts: Sequence[int],
-) -> list[float]:
-    """The scaling efficiency of a strategy with so many workers each, at the first batch and accumulation."""
+def efficiencies(job: PlannedJob, counts: Sequence[int]) -> list[float]:
+    """The scaling efficiency of a job with so many workers each."""
     return [
-        predicted(
-            profile,
-            cluster,
-            replace(settings, workers=workers),
-            strategy,
-            costs,
-            batch=settings.batches[0],
-            accumulation=settings.accumulations[0],
-        ).efficiency
+        predicted(replace(job, settings=replace(job.settings, workers=workers))).efficiency
         for workers in counts
     ]
 
@@ -187,75 +246,57 @@ def sensible(cluster: Cluster, workers: int) -> list[str]:
     return [strategy for strategy in STRATEGIES if not left_out.get(strategy)]
 
 
-def usable(cluster: Cluster, transports: Mapping[str, TransportCosts], strategy: str) -> list[TransportCosts]:
-    """The transports to try: NCCL between accelerators, dtrain's own between processors."""
-    names = ("nccl",) if cluster.cores_per_host is None else ("ring", "mpi")
-    fitting = [transports[name] for name in names]
+def usable(cluster: Cluster, calibration: Calibration, strategy: str) -> list[TransportCosts]:
+    """The transports to try: NCCL between accelerators, dtrain's own between processors.
+
+    TensorFlow's collectives are slower than dtrain's own: they are among them only if they were measured.
+    """
+    names = ("nccl",) if cluster.cores_per_host is None else ("ring", "mpi", "tensorflow")
+    fitting = [calibration.transports[name] for name in names if name in calibration.transports]
     return fitting[:1] if strategy == SERVERS else fitting  # TensorFlow's servers have their own
 
 
-def predicted(
-    profile: ModelProfile,
-    cluster: Cluster,
-    settings: PlanSettings,
-    strategy: str,
-    costs: TransportCosts,
-    *,
-    batch: int,
-    accumulation: int,
-) -> Prediction:
-    """The prediction of one strategy.
-
-    Args:
-        profile, cluster, settings: as for `predictions`.
-        strategy: one of `STRATEGIES`.
-        costs: the transport.
-        batch: the examples of a micro-batch.
-        accumulation: the micro-batches of an update.
+def predicted(job: PlannedJob) -> Prediction:
+    """The prediction of one job.
 
     Raises:
-        ConfigurationError: as `predictions`.
+        ConfigurationError: as `PlannedJob`.
     """
-    place = cluster.placed(settings.workers)
+    profile, cluster, settings, strategy = job.profile, job.cluster, job.settings, job.strategy
     by_strategy = {SERVERS: _under_servers, DILOCO: _in_rounds}
-    times = by_strategy.get(strategy, _synchronous)(
-        profile, cluster, settings, strategy, costs, place, batch, accumulation
-    )
-    servers = _servers(settings, place) if strategy == SERVERS else 0
-    memory = device_memory(profile, cluster, strategy, place, batch)
-    throughput = times.steps_per_second * batch * accumulation
-    # One device alone computes the whole update, also where many divide it.
-    alone = batch / profile.step_seconds(cluster.device, batch)
-    unknown = [*_unknown(profile, cluster)]
-    failing_hosts = servers if strategy == SERVERS else place.hosts  # a worker's failure stops no other one
+    times = _with_input(job, by_strategy.get(strategy, _synchronous)(job))
+    place = job.place
+    memory = device_memory(profile, strategy, place, job.batch, cluster.device_memory)
+    throughput = times.steps_per_second * job.batch * job.accumulation
+    failing_hosts = job.servers or place.hosts  # under parameter servers, a worker's failure stops no other
     failures, missing = job_failures(
         profile, cluster, strategy, place, failing_hosts, settings.checkpoint_seconds
     )
-    unknown += missing
-    hosts = place.hosts + servers
+    hosts = place.hosts + job.servers
     kept = throughput * (failures.goodput if failures else 1.0)
     epoch = profile.examples_per_epoch / kept if profile.examples_per_epoch and kept else None
     price = cluster.price_per_host_hour
     return Prediction(
         strategy=strategy,
-        transport="gRPC" if strategy == SERVERS else costs.name,
+        transport="gRPC" if strategy == SERVERS else job.costs.name,
         workers=settings.workers,
-        batch=batch,
-        accumulation=accumulation,
+        batch=job.batch,
+        accumulation=job.accumulation,
         step_seconds=times.seconds,
         computation=times.computation,
         waiting=times.waiting,
         communication=max(times.seconds - times.computation - times.waiting, 0.0),
         hidden=times.hidden,
         throughput=throughput,
-        efficiency=throughput / (settings.workers * alone),
+        # One device alone computes the whole update, also where many divide it.
+        efficiency=throughput * job.alone_seconds / (settings.workers * job.batch),
         memory=memory,
         staleness=times.staleness,
         failures=failures,
         epoch_seconds=epoch,
         epoch_cost=None if epoch is None or price is None else epoch / 3600 * hosts * price,
         hosts=hosts,
-        unknown=unknown,
+        unknown=[*_unknown(profile, cluster), *missing],
     )
 
 
@@ -271,6 +312,20 @@ class _Times:
     staleness: tuple[float, int] | None = None
 
 
+def _with_input(job: PlannedJob, times: _Times) -> _Times:
+    """The times, where the data pipeline of each worker gives examples no faster than the profile says."""
+    rate = job.profile.input_examples_per_second
+    least = 0.0 if rate is None else job.batch * job.accumulation / rate
+    if least <= times.seconds:
+        return times
+    return replace(
+        times,
+        seconds=least,
+        waiting=times.waiting + least - times.seconds,
+        steps_per_second=times.steps_per_second * times.seconds / least,
+    )
+
+
 def overlaps(cluster: Cluster, place: WorkerPlacement, costs: TransportCosts) -> bool:
     """Whether workers communicate during the backward pass: as the transport says, or by their cores."""
     if costs.overlap is not None:
@@ -281,37 +336,22 @@ def overlaps(cluster: Cluster, place: WorkerPlacement, costs: TransportCosts) ->
     return spare_cores([cores] * place.per_host, ["host"] * place.per_host)
 
 
-def synchronous_step(
-    profile: ModelProfile,
-    cluster: Cluster,
-    place: WorkerPlacement,
-    costs: TransportCosts,
-    *,
-    batch: int,
-    strategy: str = DATA_PARALLEL,
-    accumulation: int = 1,
-) -> StepWork:
-    """The work of a step of a worker under a synchronous strategy.
-
-    Args:
-        profile, cluster: the model and the machines.
-        place: where the workers are.
-        costs: the transport.
-        batch: the examples of a micro-batch.
-        strategy: one of `SAME_NUMBERS`.
-        accumulation: the micro-batches of an update.
-    """
-    update = profile.update_seconds(cluster.memory_bytes_per_second)
-    forward, backward = profile.layer_seconds(cluster.device, batch, update)
+def synchronous_step(job: PlannedJob) -> StepWork:
+    """The work of a step of a worker, under one of `SAME_NUMBERS`."""
+    profile, cluster, place, costs = job.profile, job.cluster, job.place, job.costs
+    update = profile.update_seconds(cluster.device, job.batch, cluster.memory_bytes_per_second)
+    passes = profile.layer_seconds(cluster.device, job.batch, update)
+    forward, backward = ([seconds * job.times_longer for seconds in of_pass] for of_pass in passes)
+    update *= job.times_longer
     gradients = [layer.gradients for layer in profile.layers]
     sizes = [size for of_layer in gradients for size in of_layer]
     overlap = overlaps(cluster, place, costs)
     gathers: list[float] = []
-    if strategy == DATA_PARALLEL or place.workers == 1:
+    if job.strategy == DATA_PARALLEL or place.workers == 1:
         groups = reduction_groups(sizes, grouping=costs.grouping, bucket=costs.bucket_bytes, overlap=overlap)
         sums = layer_sums(gradients, groups, lambda some: all_reduce_seconds(some, place, costs))
     else:  # each layer's weights are gathered, and its gradients reduce-scattered
-        inside = place if strategy == FULLY_SHARDED else one_host(place)
+        inside = place if job.strategy == FULLY_SHARDED else one_host(place)
         of_layers = [all_gather_seconds(sum(of_layer), inside, costs) for of_layer in gradients]
         gathers = of_layers
         across = hosts_apart(place)
@@ -321,7 +361,7 @@ def synchronous_step(
                 of_layers[layer]
                 + (
                     all_reduce_seconds([sum(gradients[layer]) / place.per_host], across, costs)
-                    if strategy == IN_HOSTS
+                    if job.strategy == IN_HOSTS
                     else 0.0
                 ),
             )
@@ -331,7 +371,9 @@ def synchronous_step(
     taken = 0.0
     if costs.shares_cores and place.workers > 1:  # computation, which uses all cores of a worker, loses some
         cores = max((cluster.cores_per_host or 1) / place.per_host, 1.0)
-        taken = costs.cpu_seconds_per_byte * sum(sizes) / cores
+        sent = 2 * (place.workers - 1) / place.workers * sum(sizes)
+        taken = costs.cpu_seconds_per_byte * sent / cores
+    measured = costs.measured_at(place)
     return StepWork(
         forward=forward,
         backward=backward,
@@ -339,110 +381,63 @@ def synchronous_step(
         gathers=gathers,
         overlap=overlap,
         update=update,
+        beside=0.0 if measured is None else measured.step_seconds,
         taken=taken,
         slowdown=costs.slowdown,
-        micro_batches=accumulation,
+        micro_batches=job.accumulation,
     )
 
 
-def _stragglers(cluster: Cluster) -> Stragglers:
-    return Stragglers(spread=cluster.speed_spread or 0.0, jitter=cluster.step_jitter or 0.0)
-
-
-def _synchronous(
-    profile: ModelProfile,
-    cluster: Cluster,
-    settings: PlanSettings,
-    strategy: str,
-    costs: TransportCosts,
-    place: WorkerPlacement,
-    batch: int,
-    accumulation: int,
-) -> _Times:
-    work = synchronous_step(
-        profile, cluster, place, costs, batch=batch, strategy=strategy, accumulation=accumulation
-    )
-    stragglers = _stragglers(cluster)
+def _synchronous(job: PlannedJob) -> _Times:
+    work, stragglers, workers = synchronous_step(job), job.stragglers, job.settings.workers
     steps = _JITTER_STEPS if stragglers.jitter else 1
-    slowest = slowest_of(stragglers, place.workers, steps, np.random.default_rng(settings.seed))
-    times = simulate_steps(work, slowest)
+    times = simulate_steps(work, slowest_of(stragglers, workers, steps, job.rng()))
     seconds = float(times.seconds.mean())
-    exposed = float(times.exposed.mean())
+    exposed = float(times.exposed.mean()) - work.beside
     return _Times(
         seconds=seconds,
         computation=work.computation,
         waiting=float(times.waiting.mean()),
-        steps_per_second=place.workers / seconds,
+        steps_per_second=workers / seconds,
         hidden=max(times.communication - exposed, 0.0),
     )
 
 
-def _in_rounds(
-    profile: ModelProfile,
-    cluster: Cluster,
-    settings: PlanSettings,
-    strategy: str,
-    costs: TransportCosts,
-    place: WorkerPlacement,
-    batch: int,
-    accumulation: int,
-) -> _Times:
-    del strategy
-    computation = profile.step_seconds(cluster.device, batch) * accumulation
-    reduced = all_reduce_seconds([profile.gradient_bytes], place, costs)
-    stragglers = _stragglers(cluster)
+def _in_rounds(job: PlannedJob) -> _Times:
+    computation, every, workers = job.computation, job.settings.every, job.settings.workers
+    reduced = all_reduce_seconds([job.profile.gradient_bytes], job.place, job.costs)
+    stragglers = job.stragglers
     rounds = simulate_rounds(
-        computation,
-        settings.every,
-        reduced,
-        stragglers,
-        place.workers,
-        4 if stragglers.jitter else 1,
-        np.random.default_rng(settings.seed),
+        computation, every, reduced, stragglers, workers, 4 if stragglers.jitter else 1, job.rng()
     )
-    seconds = float(rounds.mean()) / settings.every
+    seconds = float(rounds.mean()) / every
     return _Times(
         seconds=seconds,
         computation=computation,
-        waiting=max(seconds - computation - reduced / settings.every, 0.0),
-        steps_per_second=place.workers / seconds,
+        waiting=max(seconds - computation - reduced / every, 0.0),
+        steps_per_second=workers / seconds,
     )
 
 
-def _servers(settings: PlanSettings, place: WorkerPlacement) -> int:
-    return settings.servers or place.hosts
-
-
-def _under_servers(
-    profile: ModelProfile,
-    cluster: Cluster,
-    settings: PlanSettings,
-    strategy: str,
-    costs: TransportCosts,
-    place: WorkerPlacement,
-    batch: int,
-    accumulation: int,
-) -> _Times:
+def _under_servers(job: PlannedJob) -> _Times:
     """Workers send gradients to servers, and get weights, by a link that those of a host share."""
-    del strategy, costs
-    computation = profile.step_seconds(cluster.device, batch) * accumulation
-    if cluster.network is None:
+    if job.cluster.network is None:
         raise AssertionError("`sensible` leaves servers out")
-    rate, size = cluster.network.data_rate, profile.gradient_bytes
-    served = size / _servers(settings, place) / rate
+    rate, size, place = job.cluster.network.data_rate, job.profile.gradient_bytes, job.place
+    served = size / job.servers / rate
     steps = max(_FEWEST_SERVER_STEPS, min(_JITTER_STEPS, _SERVER_EXCHANGES // place.workers))
     times = simulate_servers(
-        computation,
+        job.computation,
         2 * max(size * place.per_host / rate, served),
         served,
-        _stragglers(cluster),
+        job.stragglers,
         place.workers,
         steps,
-        np.random.default_rng(settings.seed),
+        job.rng(),
     )
     return _Times(
         seconds=times.seconds,
-        computation=computation,
+        computation=job.computation,
         waiting=times.waiting,
         steps_per_second=times.steps_per_second,
         staleness=times.staleness,

@@ -70,6 +70,7 @@ class StepWork:
         gathers: the gathering of each layer's weights before each of its passes; empty if workers hold them.
         overlap: whether communication is beside computation.
         update: of the optimizer.
+        beside: what a step takes that is neither computation nor a collective.
         taken: processor time that communication takes from the backward pass where it overlaps.
         slowdown: how much longer computation takes while something is sent beside it, as a part of its time.
         micro_batches: passes before the gradients are reduced.
@@ -81,6 +82,7 @@ class StepWork:
     gathers: Sequence[float] = ()
     overlap: bool = True
     update: float = 0.0
+    beside: float = 0.0
     taken: float = 0.0
     slowdown: float = 0.0
     micro_batches: int = 1
@@ -182,7 +184,7 @@ def _simulated(work: StepWork, slowest: Floats) -> StepTimes:
         line.backward()
     line.forward()
     line.backward(reduced=True)
-    seconds = np.maximum(line.computed, line.sent) + work.update * slowest
+    seconds = np.maximum(line.computed, line.sent) + work.update * slowest + work.beside
     waiting = work.computation * (slowest - 1)
     return StepTimes(
         seconds=seconds,
