@@ -218,6 +218,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         workers_default=f"one for each GPU, which no other worker sees; without GPUs {DEFAULT_WORKERS}",
     )
     parser.add_argument(
+        "--quorum",
+        type=positive_integer,
+        metavar="K",
+        help="with DiLoCo or local SGD: a round goes on with K of the N workers; one that is lost is started "
+        "again by itself, and joins the others (default: all are needed)",
+    )
+    parser.add_argument(
         "--devices-per-worker",
         type=positive_integer,
         metavar="K",
@@ -266,6 +273,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.is_module:
         check_script(args.script)
     options = job_options(args)
+    if args.quorum is not None:
+        options["quorum"] = args.quorum
     if "ps" in options and args.gpus_per_worker is not None:
         raise ConfigurationError(
             "--gpus-per-worker is for jobs without parameter servers, but --ps was given.",

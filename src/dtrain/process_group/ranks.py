@@ -12,7 +12,7 @@ from typing import Any
 from dtrain import environments
 from dtrain.environments import current, settings
 from dtrain.environments.topology import Topology
-from dtrain.errors import ClusterConfigError
+from dtrain.errors import ClusterConfigError, ConfigurationError
 
 
 def rank() -> int:
@@ -164,6 +164,11 @@ def _exchange(value: Any, timeout: float | None, call: str) -> list[Any]:
     size = world_size()
     if size == 1:
         return [value]
+    if settings.quorum() is not None:
+        raise ConfigurationError(
+            f"{call} was called in a job with a quorum, whose workers come and go.",
+            hint="let each worker compute the value, or write it to a file that all read",
+        )
     from dtrain.interfaces.replica_layout import ReplicaLayout
     from dtrain.process_group.value_exchange import exchange
 

@@ -114,6 +114,9 @@ class JobSpec:
         min_workers: the smallest number of workers with which the job continues; None means all of them.
             A worker's index changes when other workers are absent; its place, from 0 to `workers` - 1, does
             not. Each worker finds its place in DTRAIN_PLACE. Not with parameter servers.
+        quorum: the fewest workers whose contributions a round of local SGD or DiLoCo needs; None for a job
+            in which all workers are needed. A worker that is lost is then started again by itself. Only with
+            the launcher "local".
         ps: the number of parameter servers. With at least one, the job also has a chief.
         max_restarts: the limit of restarts within any hour; None means 3. A restart that a task asks for
             after saving a checkpoint, because its machine is about to be taken away, does not count.
@@ -150,6 +153,7 @@ class JobSpec:
     command: Sequence[str]
     workers: int
     min_workers: int | None = None
+    quorum: int | None = None
     ps: int = 0
     max_restarts: int | None = None
     spares: int | None = None
@@ -185,6 +189,7 @@ class JobSpec:
             _check_seconds(name, getattr(self, name))
         self._check_elastic()
         self._check_mpi()
+        self._check_quorum()
         if self.gpus and len(self.gpus) < self.workers:
             raise ConfigurationError(
                 f"gpus has {len(self.gpus)} values ({', '.join(self.gpus)}), but the job has {self.workers} "
@@ -207,7 +212,7 @@ class JobSpec:
     @property
     def spare_count(self) -> int:
         """The number of spares that the job keeps ready; 0 where spares are impossible or never used."""
-        if not self._can_have_spares() or not self.restarts:
+        if not self._can_have_spares() or not self.restarts or self.quorum is not None:
             return 0
         return self.workers if self.spares is None else min(self.spares, self.workers)
 
@@ -234,6 +239,42 @@ class JobSpec:
             raise ConfigurationError(
                 f"min_workers is {fewest}, but max_restarts is 0: nothing is started again with fewer.",
                 hint="Leave one of them out.",
+            )
+
+    def _check_quorum(self) -> None:
+        if self.quorum is None:
+            return
+        check_integer("quorum", self.quorum, least=1)
+        if self.quorum > self.workers:
+            raise ConfigurationError(
+                f"quorum is {self.quorum}, but the job has {self.workers} workers.",
+                hint="Set it to as many contributions as a round needs at least, such as "
+                f"{max(1, self.workers * 3 // 4)}.",
+            )
+        if self.launcher != "local":
+            raise ConfigurationError(
+                f"quorum is {self.quorum}, and the launcher is {self.launcher!r}: the rounds of a quorum need "
+                "workers that this machine's launcher starts.",
+                hint="Leave one of them out.",
+            )
+        others = {
+            "ps": self.ps,
+            "min_workers": self.min_workers,
+            "spares": self.spares,
+            "hang_timeout": self.hang_timeout,
+        }
+        for name, value in others.items():
+            if value:
+                raise ConfigurationError(
+                    f"quorum is {self.quorum}, and {name} is {value:g}: with a quorum, a lost worker is "
+                    "started again by itself, and a slow one holds nobody up.",
+                    hint="Leave one of them out.",
+                )
+        if (self.devices_per_worker or 1) > 1:
+            raise ConfigurationError(
+                f"quorum is {self.quorum}, and devices_per_worker is {self.devices_per_worker}: a worker of a "
+                "job with a quorum has one device.",
+                hint="Start more workers instead.",
             )
 
     def _check_servers(self) -> None:
