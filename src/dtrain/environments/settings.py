@@ -194,7 +194,7 @@ def rejoin_seconds() -> float:
 
 
 def quorum() -> tuple[int, str] | None:
-    """The fewest contributions of a round, and the address of the rounds' server (DTRAIN_QUORUM, `N@ADDRESS`).
+    """The quorum of the job's rounds, and the address of their server (DTRAIN_QUORUM, `N@ADDRESS`).
 
     None if this process is no worker of a job with a quorum.
     """

@@ -181,7 +181,7 @@ Request = Join | Contribute | Logs | Give | End
 Answer = Begin | Take | Over | Mean | Late | AskState | Taken | Ended | Refused
 
 
-class Broken(OSError):
+class BrokenLinkError(OSError):
     """The connection cannot be used any more."""
 
 
@@ -222,7 +222,7 @@ class MessageSocket:
         while not self._inbox:
             more = self._sock.recv(_AT_ONCE)
             if not more:
-                raise Broken("it was closed")
+                raise BrokenLinkError("it was closed")
             self._inbox.extend(body for _, _, body in self._frames.decode(more, self.limit))
         body = self._inbox.popleft()
         try:
@@ -231,7 +231,7 @@ class MessageSocket:
                 raise Malformed("too long")
             message = from_json(load(body[_HEAD.size : _HEAD.size + size]), self._receives)
         except (struct.error, ValueError) as error:
-            raise Broken(f"a message cannot be read: {error}") from None
+            raise BrokenLinkError(f"a message cannot be read: {error}") from None
         return message, body[_HEAD.size + size :]
 
     def close(self) -> None:

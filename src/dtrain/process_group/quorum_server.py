@@ -27,7 +27,7 @@ from dtrain.process_group.quorum_messages import (
     Agreed,
     AskState,
     Begin,
-    Broken,
+    BrokenLinkError,
     Contribute,
     End,
     Ended,
@@ -168,7 +168,7 @@ class QuorumServer:
                 link.send(*self._answer(worker, link, request, content))
         except _Gone:
             pass
-        except Broken as error:
+        except BrokenLinkError as error:
             why = str(error)
         except (OSError, ValueError) as error:
             why = f"{error}"
@@ -221,7 +221,7 @@ class QuorumServer:
         with self._changed:
             known = self._agreed is not None and len(content) == self._agreed.state
             if not known and request.fit == self._rules.fit:
-                raise Broken(f"its state has {len(content)} bytes")
+                raise BrokenLinkError(f"its state has {len(content)} bytes")
             state = _State(request.about, content)
             if self._ends.get(request.fit) == worker:
                 del self._ends[request.fit]
@@ -261,8 +261,7 @@ class QuorumServer:
                 raise _Gone
             if self._rules.over:
                 return self._over(self._rules.fit)
-            asked = self._asks_within_round()
-            if asked == worker:
+            if worker == min(self._rules.members, default=None) and self._asks_within_round():
                 self._changed.release()
                 try:
                     link.send(AskState())
@@ -270,20 +269,20 @@ class QuorumServer:
                 finally:
                     self._changed.acquire()
                 if not isinstance(request, Give):
-                    raise Broken("it gave no state")
+                    raise BrokenLinkError("it gave no state")
                 self._give(worker, request, content)
                 continue
             self._changed.wait(_LOOK)
             self._advance()
         return self._answers.pop(worker)
 
-    def _asks_within_round(self) -> int | None:
-        """The member that gives its state while it waits: the round lacks workers, which wait for it."""
+    def _asks_within_round(self) -> bool:
+        """Whether the first member gives its state while it waits: workers that the round lacks need it."""
         rules = self._rules
         logs = any(names is not None for _, _, names in self._sent.values())
         if logs or len(rules.came) >= rules.fewest:
-            return None
-        return rules.ask(waiting=True)
+            return False
+        return rules.ask(waiting=True) is not None
 
     # --- rounds
 
@@ -328,21 +327,21 @@ class QuorumServer:
         """The numbers that a worker has sent.
 
         Raises:
-            Broken: they are not as many as was agreed.
+            BrokenLinkError: they are not as many as was agreed.
         """
         if names is not None:
             if len(content) != 8 * len(names):
-                raise Broken(f"its logs have {len(content)} bytes")
+                raise BrokenLinkError(f"its logs have {len(content)} bytes")
             return np.frombuffer(content, np.float64)
         agreed = self._agreed
         if agreed is None:
-            raise Broken("it has not joined")
+            raise BrokenLinkError("it has not joined")
         dtype = np.dtype(agreed.dtype)
         packed = agreed.changes * dtype.itemsize
         if agreed.bits:
             packed = Quantization(agreed.bits).bytes_of(agreed.changes)
         if len(content) != packed + agreed.further * dtype.itemsize:
-            raise Broken(f"what it sent has {len(content)} bytes")
+            raise BrokenLinkError(f"what it sent has {len(content)} bytes")
         if not agreed.bits:
             return np.frombuffer(content, dtype)
         few = Quantization(agreed.bits).decode(np.frombuffer(content[:packed], np.uint8), agreed.changes)

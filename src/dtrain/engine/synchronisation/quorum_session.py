@@ -120,7 +120,7 @@ class QuorumSession(FitSession):
         return self._inner.max_steps()
 
     def end(self, history: Any) -> None:
-        """Tells the others that the `fit` has ended; the first one gives its state to those that come late."""
+        """Tells the others that the `fit` has ended; the first one gives its state to those that are late."""
         rounds = self._rounds
         self._restore_history(history)
         if not rounds.over:

@@ -253,8 +253,8 @@ class JobSpec:
             )
         if self.launcher != "local":
             raise ConfigurationError(
-                f"quorum is {self.quorum}, and the launcher is {self.launcher!r}: the rounds of a quorum need "
-                "workers that this machine's launcher starts.",
+                f"quorum is {self.quorum}, and the launcher is {self.launcher!r}: a job with a quorum runs "
+                "on this machine, by the launcher 'local'.",
                 hint="Leave one of them out.",
             )
         others = {
@@ -272,8 +272,8 @@ class JobSpec:
                 )
         if (self.devices_per_worker or 1) > 1:
             raise ConfigurationError(
-                f"quorum is {self.quorum}, and devices_per_worker is {self.devices_per_worker}: a worker of a "
-                "job with a quorum has one device.",
+                f"quorum is {self.quorum}, and devices_per_worker is {self.devices_per_worker}: with a quorum "
+                "each worker has one device.",
                 hint="Start more workers instead.",
             )
 
