@@ -14,6 +14,7 @@ import numpy as np
 from dtrain.base.clock import REAL, Clock
 from dtrain.base.tcp import split_address
 from dtrain.errors import ConfigurationError, PeerMissingError
+from dtrain.process_group.plain_values import NotPlainError, decode, encode
 from dtrain.process_group.proof import Handshake, introduce
 from dtrain.process_group.quorum_messages import (
     PURPOSE,
@@ -28,7 +29,9 @@ from dtrain.process_group.quorum_messages import (
     Join,
     Logs,
     Mean,
+    Meet,
     MessageSocket,
+    Met,
     Over,
     Refused,
     Take,
@@ -65,12 +68,14 @@ class RoundMean:
         members: how many workers have contributed.
         rows: the sum of their examples.
         give: whether this worker must give its state before its next step.
+        first: whether this worker is the first one of them.
     """
 
     vector: np.ndarray
     members: int
     rows: int
     give: bool
+    first: bool
 
 
 class QuorumClient:
@@ -83,13 +88,19 @@ class QuorumClient:
         size: the number of workers.
         clock: the clock of the time limit of connecting.
 
+    Attributes:
+        rank, size: as given.
+        in_fit: whether a `fit` runs.
+
     Raises:
         PeerMissingError: the server cannot be reached.
     """
 
     def __init__(self, address: str, secret: Secret, rank: int, size: int, clock: Clock = REAL) -> None:
         self.rank, self.size = rank, size
+        self.in_fit = False
         self._fits = 0  # fits of this process that have begun
+        self._meetings = 0  # broadcasts and barriers that it has made
         try:
             sock = _connected(address)
             handshake = Handshake(secret, PURPOSE, f"worker {rank}", SERVER)
@@ -98,8 +109,37 @@ class QuorumClient:
             raise _lost(error) from error
         self._link = MessageSocket(sock, handshake.key, Answer, connected=True)
 
+    def meet(self, value: Any, call: str) -> Any:
+        """A `broadcast` or `barrier`: the value that the first worker gave when it came here first.
+
+        Raises:
+            ConfigurationError: it is called in `fit`, where a worker that was started again would count
+                others; the value is not plain; or the first worker is gone.
+        """
+        if self.in_fit:
+            raise ConfigurationError(
+                f"{call} was called in fit, in a job with a quorum, whose workers come and go.",
+                hint="call it before or after fit",
+            )
+        try:
+            text = encode(value)
+        except NotPlainError as error:
+            raise ConfigurationError(
+                f"{call} was given a value that cannot be sent in a job with a quorum: {error}.",
+                hint="give numbers, text, arrays, and containers of them",
+            ) from None
+        number, self._meetings = self._meetings, self._meetings + 1
+        answer, _ = self._ask(Meet(number, text, call == "barrier"))
+        if not isinstance(answer, Met):
+            raise ConfigurationError(
+                answer.why if isinstance(answer, Refused) else "The server of the rounds gave no answer.",
+                hint="see why the first worker has ended",
+            )
+        return decode(answer.text)
+
     def next_fit(self) -> int:
         """The number of a `fit` that begins now in this process."""
+        self.in_fit = True
         self._fits += 1
         return self._fits - 1
 
@@ -171,7 +211,8 @@ class QuorumClient:
 
     def _mean(self, answer: Any, content: bytes, dtype: Any) -> tuple[RoundMean | None, Joined | None]:
         if isinstance(answer, Mean):
-            return RoundMean(np.frombuffer(content, dtype), answer.members, answer.rows, answer.give), None
+            vector = np.frombuffer(content, dtype)
+            return RoundMean(vector, answer.members, answer.rows, answer.give, answer.first), None
         over = Joined(None, answer.about or None, content) if isinstance(answer, Over) else None
         return None, over
 
@@ -204,3 +245,22 @@ def _connected(address: str) -> socket.socket:
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
+
+
+_clients: dict[str, QuorumClient] = {}  # by the server's address
+
+
+def connect(address: str, secret: Secret, rank: int, size: int) -> QuorumClient:
+    """This process' connection to a server; of an earlier call, if it was to the same.
+
+    Raises:
+        PeerMissingError: the server cannot be reached.
+    """
+    if address not in _clients:
+        _clients[address] = QuorumClient(address, secret, rank, size)
+    return _clients[address]
+
+
+def connected() -> QuorumClient | None:
+    """This process' connection; None before `connect`."""
+    return next(iter(_clients.values()), None)

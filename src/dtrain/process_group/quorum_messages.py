@@ -108,6 +108,21 @@ class End:
 
 
 @dataclass(frozen=True)
+class Meet:
+    """A `broadcast` or a `barrier` of the program, outside of `fit`; answered by Met or Refused.
+
+    Attributes:
+        number: how many of them came before in this process; every start of the program makes the same.
+        text: the first worker's value, encoded by `plain_values`.
+        barrier: whether all workers are waited for, not the first one alone.
+    """
+
+    number: _Count
+    text: str
+    barrier: bool
+
+
+@dataclass(frozen=True)
 class Begin:
     """The worker begins from what it has, and gives this state to the others."""
 
@@ -135,11 +150,13 @@ class Mean:
         members: how many workers have contributed.
         rows: the sum of their examples.
         give: whether this worker must give its state before its next step.
+        first: whether this worker is the first one of them, whose callbacks may end the `fit`.
     """
 
     members: Annotated[int, range(1, MOST_TASKS + 1)]
     rows: _Count
     give: bool
+    first: bool
 
 
 @dataclass(frozen=True)
@@ -171,14 +188,21 @@ class Ended:
 
 
 @dataclass(frozen=True)
+class Met:
+    """The text that the first worker sent when it came here first."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Refused:
     """The worker cannot take part."""
 
     why: str
 
 
-Request = Join | Contribute | Logs | Give | End
-Answer = Begin | Take | Over | Mean | Late | AskState | Taken | Ended | Refused
+Request = Join | Contribute | Logs | Give | End | Meet
+Answer = Begin | Take | Over | Mean | Late | AskState | Taken | Ended | Met | Refused
 
 
 class BrokenLinkError(OSError):

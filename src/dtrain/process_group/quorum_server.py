@@ -36,7 +36,9 @@ from dtrain.process_group.quorum_messages import (
     Late,
     Logs,
     Mean,
+    Meet,
     MessageSocket,
+    Met,
     Over,
     Refused,
     Request,
@@ -96,6 +98,7 @@ class QuorumServer:
         self._answers: dict[int, tuple[Any, bytes]] = {}  # that wait for the threads of their workers
         self._last: dict[int, _State] = {}  # the last state of the fit that has ended last, by its number
         self._ends: dict[int, int] = {}  # by the number of a fit, the worker that is to give its last state
+        self._met: dict[int, dict[int, str]] = {}  # by number, what each worker has sent
         self._closed = False
         host = loopback_host()
         family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
@@ -190,7 +193,7 @@ class QuorumServer:
             return self._contribute(worker, link, request, content)
         if isinstance(request, Give):
             return self._give(worker, request, content)
-        return self._end(worker, request)
+        return self._meet(worker, link, request) if isinstance(request, Meet) else self._end(worker, request)
 
     def _join(self, worker: int, link: MessageSocket, request: Join) -> tuple[Any, bytes]:
         with self._changed:
@@ -248,6 +251,19 @@ class QuorumServer:
         self._changed.wait_for(lambda: fit not in self._ends or self._closed)
         last = self._last.get(fit)
         return (Over(""), b"") if last is None else (Over(last.about), last.content)
+
+    def _meet(self, worker: int, link: MessageSocket, request: Meet) -> tuple[Any, bytes]:
+        """A broadcast or barrier: what was there before is kept for workers that are started again."""
+        with self._changed:
+            there = self._met.setdefault(request.number, {})
+            there.setdefault(worker, request.text)
+            self._changed.notify_all()
+            while self._links.get(worker) is link:
+                awaited = {*range(self._size if request.barrier else 1)} - there.keys()
+                if not awaited - self._rules.absent:
+                    return (Met(there[0]), b"") if 0 in there else (Refused("Worker 0 is gone."), b"")
+                self._changed.wait(_LOOK)
+            raise _Gone
 
     def _wait(self, worker: int, link: MessageSocket) -> tuple[Any, bytes]:
         """The answer of a worker that waits for others, once there is one.
@@ -315,7 +331,7 @@ class QuorumServer:
         giver = self._rules.ask() if self._joinable else None
         content = mean.tobytes()
         for worker in used:
-            self._answers[worker] = Mean(len(used), sum(rows), worker == giver), content
+            self._answers[worker] = Mean(len(used), sum(rows), worker == giver, worker == used[0]), content
         for worker in dropped:
             self._answers[worker] = Late(), b""
             if worker not in finite:

@@ -165,10 +165,15 @@ def _exchange(value: Any, timeout: float | None, call: str) -> list[Any]:
     if size == 1:
         return [value]
     if settings.quorum() is not None:
-        raise ConfigurationError(
-            f"{call} was called in a job with a quorum, whose workers come and go.",
-            hint="let each worker compute the value, or write it to a file that all read",
-        )
+        from dtrain.process_group import quorum_client
+
+        client = quorum_client.connected()
+        if client is None:
+            raise ConfigurationError(
+                f"{call} was called before a strategy of dtrain's connects the workers of this job.",
+                hint="make dtrain.MultiWorkerMirroredStrategy(gradient_hook=...) before this call",
+            )
+        return [client.meet(value, call)]
     from dtrain.interfaces.replica_layout import ReplicaLayout
     from dtrain.process_group.value_exchange import exchange
 

@@ -79,6 +79,16 @@ class ServerlessExtended(MultiWorkerMirroredExtended):
     def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> tuple[Any, str]:
         return super()._initialize_local_devices(cluster_resolver, "")
 
+    def _initialize_local(self, cluster_resolver: Any, devices: Any = None) -> None:
+        # It warns where TensorFlow's collectives cannot be configured any more, which are not used here.
+        logger = tf.get_logger()
+        level = logger.level
+        logger.setLevel("ERROR")
+        try:
+            super()._initialize_local(cluster_resolver, devices)
+        finally:
+            logger.setLevel(level)
+
 
 class MultiWorkerMirroredStrategy(
     common.ReplicaRunner,

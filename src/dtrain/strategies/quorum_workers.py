@@ -11,13 +11,11 @@ from dtrain.environments import settings
 from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError
 from dtrain.interfaces.gradient_hook import GradientHook
-from dtrain.process_group.quorum_client import QuorumClient
+from dtrain.process_group.quorum_client import QuorumClient, connect
 from dtrain.process_group.secret import job_secret
 from dtrain.upstream import tf_tracing
 
 _LAUNCH = "dtrain launch --workers N --quorum K train.py"
-
-_connected: dict[str, QuorumClient] = {}  # by the server's address
 
 
 def quorum_of(
@@ -69,15 +67,13 @@ def quorum_of(
             f"overlap={hook.overlap} were set.",
             hint="leave them out, or leave out --quorum",
         )
-    if address not in _connected:
-        secret = job_secret(topology)
-        if secret is None:
-            raise ConfigurationError(
-                "The processes of this job share no secret, which the rounds of a quorum need.",
-                hint=f"start the job by: {_LAUNCH}",
-            )
-        _connected[address] = QuorumClient(address, secret, topology.rank, topology.world_size)
-    return _connected[address]
+    secret = job_secret(topology)
+    if secret is None:
+        raise ConfigurationError(
+            "The processes of this job share no secret, which the rounds of a quorum need.",
+            hint=f"start the job by: {_LAUNCH}",
+        )
+    return connect(address, secret, topology.rank, topology.world_size)
 
 
 def check_one_device(replicas: int) -> None:

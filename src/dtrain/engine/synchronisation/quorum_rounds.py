@@ -145,6 +145,8 @@ class QuorumRounds(WeightAverages):
         elsewhere: the state of others, which this worker has taken after the end of a round: the text about
             it, until it has gone to its position.
         over: whether the `fit` has ended in the job.
+        leads: whether this worker was the first one in the round before, so that its callbacks may end `fit`.
+        skipped: the logs of the epoch that runs, if this worker leaves the rest of it out.
         begins: the text about the state at the beginning of the present round.
     """
 
@@ -159,6 +161,8 @@ class QuorumRounds(WeightAverages):
         self.gives = False
         self.elsewhere: str | None = None
         self.over = False
+        self.leads = False
+        self.skipped: dict[str, float] | None = None
         self.begins = ""
         self._rows = 0  # examples of the round
         self._epoch_rows = 0  # examples of the epoch that this worker has made
@@ -206,6 +210,9 @@ class QuorumRounds(WeightAverages):
 
     def whole_logs(self, logs: Any) -> Any:
         """The mean of the members' logs, weighted by their examples; this worker's if it is not one now."""
+        if self.skipped is not None:
+            skipped, self.skipped = self.skipped, None
+            return skipped
         alone = self.over or self.elsewhere is not None or not isinstance(logs, dict)
         if alone or any(np.size(value) != 1 for value in logs.values()):
             return logs
@@ -215,7 +222,7 @@ class QuorumRounds(WeightAverages):
         if mean is None:
             self._fall_behind(over)
             return logs
-        self.number += 1
+        self.number, self.leads = self.number + 1, mean.first
         self.gives = self.gives or mean.give
         return {name: float(value) for name, value in zip(names, mean.vector, strict=True)}
 
@@ -303,7 +310,7 @@ class QuorumRounds(WeightAverages):
             self._fall_behind(over)
             return
         self._take(mean)
-        self.number += 1
+        self.number, self.leads = self.number + 1, mean.first
         self._since = self._rows = 0
         self.gives = self.gives or mean.give
         made.reset()

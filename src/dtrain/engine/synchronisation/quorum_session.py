@@ -93,7 +93,8 @@ class QuorumSession(FitSession):
             on_train_begin=lambda logs: self._begin(callbacks),
             on_epoch_begin=lambda epoch, logs: self._epoch_begins(epoch),
         )
-        return [first, *self._inner.callbacks(callbacks)]
+        last = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: self._epoch_ended())
+        return [first, *self._inner.callbacks(callbacks), last]
 
     def attach(self, iterator: Any) -> None:
         """Takes the epoch iterator that `fit` trains on."""
@@ -127,11 +128,13 @@ class QuorumSession(FitSession):
             self._epoch = self._epochs
             rounds.begins = self._text(self._iterator.position(ended=True), 0, history)
         history.quorum_report = rounds.client.end(rounds.fit, rounds.state)
+        rounds.client.in_fit = False
         self._inner.end(history)
         keras_models.set_first_epoch(self._model, None)
 
     def left(self) -> None:
         """As the session that saves checkpoints."""
+        self._rounds.client.in_fit = False
         keras_models.set_first_epoch(self._model, None)
         self._inner.left()
 
@@ -163,6 +166,11 @@ class QuorumSession(FitSession):
         self._epoch = epoch
         self._restore_history(getattr(self._model, "history", None))
 
+    def _epoch_ended(self) -> None:
+        """The first worker's callbacks decide when to stop: those of one that joined later began anew."""
+        if self._model.stop_training and not (self._rounds.leads or self._rounds.over):
+            self._model.stop_training = False
+
     def _restore_history(self, history: Any) -> None:
         if self._history is not None and history is not None:
             found, self._history = copy.deepcopy(self._history), None
@@ -171,6 +179,7 @@ class QuorumSession(FitSession):
     def _go(self, iterator: Any, place: Place) -> None:
         """Goes to the position of the others; where it is in a later epoch, this one ends first."""
         if place.epoch > self._epoch:
+            self._rounds.skipped = _logs_of(place.history, self._epoch)
             iterator.end_epoch()
             return
         self._rounds.elsewhere = None
@@ -187,3 +196,12 @@ class QuorumSession(FitSession):
         }
         past = {"epoch": [int(epoch) for epoch in getattr(history, "epoch", [])], "history": logs}
         return encode([self._epoch, done, steps_counted(self._model), position, past])
+
+
+def _logs_of(history: dict[str, Any], epoch: int) -> dict[str, float] | None:
+    """The logs of an epoch's training in a `History`; None if it has none."""
+    if epoch not in history["epoch"]:
+        return None
+    place = history["epoch"].index(epoch)
+    series = {name: values for name, values in history["history"].items() if not name.startswith("val_")}
+    return {name: float(values[place]) for name, values in series.items() if place < len(values)} or None

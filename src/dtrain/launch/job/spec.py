@@ -272,8 +272,8 @@ class JobSpec:
                 )
         if (self.devices_per_worker or 1) > 1:
             raise ConfigurationError(
-                f"quorum is {self.quorum}, and devices_per_worker is {self.devices_per_worker}: with a quorum "
-                "each worker has one device.",
+                f"quorum is {self.quorum}, and devices_per_worker is {self.devices_per_worker}, but a worker "
+                "of such a job has one device.",
                 hint="Start more workers instead.",
             )
 
