@@ -110,5 +110,9 @@ class LocalProgram(Program):
         strategy, step = self._model.distribute_strategy, getattr(self._model, self._name)
         if self.stock:
             step = functools.partial(run_step, self._model, self._name, stock=True)
-        with reporting_one_replica():  # a member of a quorum steps alone
-            return first_replica(strategy, strategy.run(step, args=(data,)))
+
+        def alone(data: Any) -> Any:
+            with reporting_one_replica():  # a member of a quorum has others, and steps without them
+                return step(data)
+
+        return first_replica(strategy, strategy.run(alone, args=(data,)))

@@ -140,6 +140,10 @@ class QuorumSession(FitSession):
 
     def _begin(self, callbacks: list[Any]) -> None:
         joined = self._rounds.join()
+        if joined.about is not None and Place.of_text(joined.about).total:
+            for callback in callbacks:
+                if isinstance(callback, keras.callbacks.CSVLogger):
+                    callback.append = True  # the lines of an earlier process stay
         if joined.round is None:  # the others have ended this `fit`
             keras_models.set_first_epoch(self._model, self._epochs)
             self._inner.joins(self._epochs, 0, steps_counted(self._model))
@@ -154,9 +158,6 @@ class QuorumSession(FitSession):
                     place.epoch + 1,
                     place.done,
                 )
-                for callback in callbacks:
-                    if isinstance(callback, keras.callbacks.CSVLogger):
-                        callback.append = True  # the lines of the process before stay
                 events.emit(events.TrainingResumes(place.total, place.done))
                 self._history = place.history
             keras_models.set_first_epoch(self._model, place.epoch)
