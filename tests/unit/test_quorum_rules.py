@@ -51,6 +51,17 @@ def test_a_worker_that_will_not_come_is_not_waited_for(clock: GivenClock) -> Non
     assert rules.beginner() == 1
 
 
+def test_a_worker_that_is_lost_at_the_beginning_holds_nobody_up(clock: GivenClock) -> None:
+    rules = QuorumRules(3, 2, clock=clock)
+    rules.lose(0)
+    rules.join(2, 0)
+    assert rules.beginner() is None  # no quorum
+    rules.join(1, 0)
+    assert rules.beginner() == 1
+    rules.join(0, 0)
+    assert rules.give(1, 0) == {0, 2}
+
+
 def test_a_round_ends_when_all_members_have_come(clock: GivenClock) -> None:
     rules = begun(clock)
     assert not contributed(rules, 0, 1)

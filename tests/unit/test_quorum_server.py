@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -18,6 +17,7 @@ from dtrain.process_group.quorum_messages import Agreed
 from dtrain.process_group.quorum_server import QuorumServer
 from dtrain.process_group.secret import Secret
 from given_clock import GivenClock
+from processes import wait_until
 
 SECRET = Secret(b"k" * 32, "a test")
 AGREED = Agreed(10, "changes", 2, 1, "float32", 0, 8)
@@ -75,8 +75,7 @@ def test_rounds_a_lost_worker_and_the_end(job: Jobs) -> None:
     third._link.close()
     job.workers[2] = third = job.client(2)
     joins = job.pool.submit(third.join, 0, AGREED)
-    while 2 not in job.server._rules.joining:
-        threading.Event().wait(0.01)
+    wait_until(lambda: 2 in job.server._rules.joining)
     assert [mean_of(s) for s in (job.sent(first, 1, 0, 0, 0), job.sent(second, 1, 4, 4, 4))] == [
         ([2, 2, 2], True),
         ([2, 2, 2], False),
@@ -101,8 +100,7 @@ def test_a_slow_worker_is_late_and_a_round_below_its_quorum_asks_for_a_state(job
     first, second, third = job.workers
     job.begin()
     sent = job.sent(first, 0, 2, 2, 2), job.sent(second, 0, 4, 4, 4)
-    while len(job.server._rules.came) < 2:
-        threading.Event().wait(0.01)
+    wait_until(lambda: len(job.server._rules.came) == 2)
     assert not sent[0].done()
     job.clock.pass_by(5)
     assert [mean_of(one)[0] for one in sent] == [[3, 3, 3]] * 2
@@ -139,8 +137,7 @@ def test_few_bits(job: Jobs) -> None:
 
 def test_another_model_is_refused_and_another_size_ends_the_connection(job: Jobs) -> None:
     joins = job.pool.submit(job.workers[0].join, 0, AGREED)
-    while not job.server._rules.joining:
-        threading.Event().wait(0.01)
+    wait_until(lambda: bool(job.server._rules.joining))
     with pytest.raises(ConfigurationError, match="its changes is 5"):
         job.workers[1].join(0, Agreed(10, "changes", 5, 1, "float32", 0, 8))
     others = [job.pool.submit(worker.join, 0, AGREED) for worker in job.workers[1:]]
@@ -163,3 +160,38 @@ def test_who_does_not_know_the_secret_gets_nothing(job: Jobs) -> None:
         assert len(sock.recv(1000)) <= 32  # a challenge
     with pytest.raises(PeerMissingError):
         job.client(7).join(0, AGREED)  # no worker of this number
+
+
+def test_broadcast_and_barrier_are_kept_for_who_is_started_again(job: Jobs) -> None:
+    first, second, third = job.workers
+    asked = job.pool.submit(second.meet, None, "broadcast")
+    assert first.meet({"seed": 7}, "broadcast") == asked.result(10) == {"seed": 7}
+    barriers = [job.pool.submit(worker.meet, None, "barrier") for worker in (first, second)]
+    wait_until(lambda: len(job.server._met.get(1, ())) == 2)
+    assert not barriers[0].done()
+    assert third.meet(None, "broadcast") == {"seed": 7}
+    third.meet(None, "barrier")
+    assert [barrier.result(10) for barrier in barriers] == [None, None]
+    again = job.client(0)
+    assert again.meet({"seed": 8}, "broadcast") == {"seed": 7}
+    again._link.close()
+    third.in_fit = True
+    with pytest.raises(ConfigurationError, match="broadcast was called in fit"):
+        third.meet(None, "broadcast")
+    with pytest.raises(ConfigurationError, match="cannot be sent"):
+        second.meet(object(), "broadcast")
+
+
+def test_who_left_a_fit_by_an_error_waits_for_the_others_before_the_next(job: Jobs) -> None:
+    first, second, third = job.workers
+    job.begin()
+    joins = job.pool.submit(third.join, 1, AGREED)
+    wait_until(lambda: job.server._rules.members == {0, 1})
+    sent = [job.sent(worker, 0, 1, 1, 1) for worker in (first, second)]
+    assert [mean_of(one)[0] for one in sent] == [[1, 1, 1]] * 2
+    first.end(0, lambda: (1, "last", b"the last"))
+    second.end(0, lambda: (1, "", b""))
+    others = [job.pool.submit(worker.join, 1, AGREED) for worker in (first, second)]
+    assert others[0].result(10) == Joined(0)
+    first.give(1, (0, "next", b"8 bytes."))
+    assert joins.result(10) == others[1].result(10) == Joined(0, "next", b"8 bytes.")

@@ -45,6 +45,7 @@ class QuorumRules:
         self._size, self._quorum, self._grace, self._clock = size, quorum, grace, clock
         self.fit = 0
         self.absent: set[int] = set()
+        self._failed: set[int] = set()  # the workers that were lost, and have not joined since
         self._reset()
 
     def _reset(self) -> None:
@@ -73,23 +74,27 @@ class QuorumRules:
         self._remove([worker])
         self.joining.add(worker)
         self.absent.discard(worker)
+        self._failed.discard(worker)
         return True
 
     def lose(self, worker: int, *, forever: bool = False) -> None:
         """A worker has ended; `forever` if it is not started again."""
         self._remove([worker])
+        self._failed.add(worker)
         if forever:
             self.absent.add(worker)
 
     def beginner(self) -> int | None:
-        """The worker whose state all take, where nobody trains: the first one, once all have joined."""
-        if self.members or not self.joining or self.over:
+        """The worker whose state all take, where nobody trains: the first one, once all have joined.
+
+        Those that were lost before are not waited for, if the others are enough.
+        """
+        if self.members or self.over or len(self.joining) < self.fewest:
             return None
         now = self._clock.now()
-        if len(self.joining) >= self.fewest:
-            self._enough_at = now if self._enough_at is None else self._enough_at
-        awaited = {*range(self._size)} - self.absent - self.joining
-        if awaited and (self._enough_at is None or now < self._enough_at + START_GRACE):
+        self._enough_at = now if self._enough_at is None else self._enough_at
+        awaited = {*range(self._size)} - self.absent - self._failed - self.joining
+        if awaited and now < self._enough_at + START_GRACE:
             return None
         first = min(self.joining)
         self._enter([first])

@@ -197,6 +197,7 @@ class QuorumServer:
 
     def _join(self, worker: int, link: MessageSocket, request: Join) -> tuple[Any, bytes]:
         with self._changed:
+            self._await_end_before(worker, link, request.fit)
             if self._agreed is None or request.fit > self._rules.fit:
                 self._agreed, self._sent, self._answers = request.agreed, {}, {}
             if request.fit == self._rules.fit and request.agreed != self._agreed:
@@ -205,6 +206,20 @@ class QuorumServer:
             if not self._rules.join(worker, request.fit):
                 return self._over(request.fit)
             return self._wait(worker, link)
+
+    def _await_end_before(self, worker: int, link: MessageSocket, fit: int) -> None:
+        """Waits until a `fit` may begin: a worker that has left the one before by an error is early.
+
+        Raises:
+            _Gone: the worker has ended, or has another connection.
+        """
+        rules = self._rules
+        if fit > rules.fit and not rules.over:
+            self._lose(worker)
+        while fit > rules.fit and not rules.over and (rules.members or rules.joining):
+            if self._closed or self._links.get(worker) is not link:
+                raise _Gone
+            self._changed.wait(_LOOK)
 
     def _contribute(
         self, worker: int, link: MessageSocket, request: Contribute | Logs, content: bytes

@@ -245,6 +245,7 @@ class JobSpec:
         if self.quorum is None:
             return
         check_integer("quorum", self.quorum, least=1)
+        check_integer("workers of a job with a quorum", self.workers, least=2)
         if self.quorum > self.workers:
             raise ConfigurationError(
                 f"quorum is {self.quorum}, but the job has {self.workers} workers.",

@@ -17,7 +17,7 @@ from dtrain.launch.job.policy import GO_ON, Decision
 from dtrain.launch.job.spec import JobSpec
 from dtrain.launch.job.task_environment import worker_tasks
 from dtrain.launch.job.task_handle import TaskCommand
-from dtrain.launch.supervision.attempt import SAVING_GRACE, AttemptPolicy, JobRecord
+from dtrain.launch.supervision.attempt import AttemptPolicy, JobRecord
 from dtrain.launch.supervision.reports import describe_exit
 from dtrain.launch.supervision.restart_rules import (
     USAGE,
@@ -30,7 +30,6 @@ from dtrain.launch.supervision.restart_rules import (
 from dtrain.launch.supervision.restarts import RestartedJob
 from dtrain.process_group.quorum_server import QuorumServer
 from dtrain.process_group.secret import read_secret
-from dtrain.task.channel import RUN_AGAIN
 
 MOST_RESTARTS = 10
 """The restarts of one worker within any hour, unless `max_restarts` says another number."""
@@ -42,7 +41,6 @@ class QuorumPolicy(AttemptPolicy):
     """The attempt of a job with a quorum.
 
     - A worker exits with 0: the others continue.
-    - A worker exits with `RUN_AGAIN`, after saving a checkpoint: the others get time to end.
     - A worker fails: it alone is started again. If it has failed too often, the others go on without it, as
       long as they are enough for the quorum.
     - A worker was called wrongly, or fails before any worker has completed a step: the job has failed.
@@ -83,8 +81,6 @@ class QuorumPolicy(AttemptPolicy):
         if code == 0:
             self._lose(task.index, True)
             return GO_ON
-        if code == RUN_AGAIN:
-            return Decision("wait", after=SAVING_GRACE if self.spec.grace is None else self.spec.grace)
         if code == USAGE or (code > 0 and not self.record.stepped and not self.lost_peer(task)):
             return Decision("fail")
         step = self.step_of(task)
