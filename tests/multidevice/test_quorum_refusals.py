@@ -11,6 +11,7 @@ import pytest
 import dtrain
 from dtrain.environments.topology import Topology
 from dtrain.errors import ConfigurationError
+from dtrain.gradient_hooks.local_sgd import LocalSGD
 from dtrain.strategies.quorum_workers import check_one_device, quorum_of
 
 TOPOLOGY = Topology({"worker": ("127.0.0.1:1001", "127.0.0.1:1002")}, "worker", 0)
@@ -26,7 +27,7 @@ NAME = "MultiWorkerMirroredStrategy"
         (dtrain.DiLoCo(quorum=3), NAME, False, "has quorum=3, but the job was started with --quorum 2"),
         (dtrain.DiLoCo(fragments=2), NAME, False, "fragments=2"),
         (dtrain.DiLoCo(overlap=1), NAME, False, "overlap=1"),
-        (dtrain.LocalSGD(8), NAME, True, "cluster resolver"),
+        (LocalSGD(8), NAME, True, "cluster resolver"),
     ],
 )
 def test_what_has_no_rounds_for_a_quorum_is_refused(

@@ -18,7 +18,7 @@ def begun(clock: GivenClock, size: int = 3, quorum: int = 2) -> QuorumRules:
     """The rules of a job in which all workers are members of the first round."""
     rules = QuorumRules(size, quorum, grace=5.0, clock=clock)
     for worker in range(size):
-        assert rules.join(worker, 0)
+        assert rules.join(worker=worker, fit=0)
     assert rules.beginner() == 0
     assert rules.give(0, 0) == {*range(1, size)}
     return rules
@@ -32,13 +32,13 @@ def contributed(rules: QuorumRules, *workers: int) -> bool:
 
 def test_all_are_waited_for_at_the_beginning_and_the_first_one_gives_its_state(clock: GivenClock) -> None:
     rules = QuorumRules(3, 2, clock=clock)
-    rules.join(2, 0)
-    rules.join(1, 0)
+    rules.join(worker=2, fit=0)
+    rules.join(worker=1, fit=0)
     assert rules.beginner() is None
     clock.pass_by(START_GRACE)
     assert rules.beginner() == 1  # the first worker did not come
     assert rules.beginner() is None
-    rules.join(0, 0)
+    rules.join(worker=0, fit=0)
     assert rules.give(1, 0) == {0, 2}
     assert rules.members == {0, 1, 2}
 
@@ -46,19 +46,19 @@ def test_all_are_waited_for_at_the_beginning_and_the_first_one_gives_its_state(c
 def test_a_worker_that_will_not_come_is_not_waited_for(clock: GivenClock) -> None:
     rules = QuorumRules(3, 2, clock=clock)
     rules.lose(0, forever=True)
-    rules.join(2, 0)
-    rules.join(1, 0)
+    rules.join(worker=2, fit=0)
+    rules.join(worker=1, fit=0)
     assert rules.beginner() == 1
 
 
 def test_a_worker_that_is_lost_at_the_beginning_holds_nobody_up(clock: GivenClock) -> None:
     rules = QuorumRules(3, 2, clock=clock)
     rules.lose(0)
-    rules.join(2, 0)
+    rules.join(worker=2, fit=0)
     assert rules.beginner() is None  # no quorum
-    rules.join(1, 0)
+    rules.join(worker=1, fit=0)
     assert rules.beginner() == 1
-    rules.join(0, 0)
+    rules.join(worker=0, fit=0)
     assert rules.give(1, 0) == {0, 2}
 
 
@@ -101,7 +101,7 @@ def test_a_round_waits_for_its_quorum_and_takes_who_joins_within(clock: GivenClo
     clock.pass_by(1000)
     assert not rules.is_complete()
     assert rules.ask(waiting=True) is None  # nobody wants the state
-    rules.join(2, 0)
+    rules.join(worker=2, fit=0)
     assert rules.ask(waiting=True) == 0
     assert rules.ask(waiting=True) is None  # it was asked
     assert rules.give(0, 0) == {2}
@@ -118,7 +118,7 @@ def test_with_too_few_left_for_the_quorum_the_rest_is_enough(clock: GivenClock) 
 def test_who_joins_gets_the_state_of_the_next_round(clock: GivenClock) -> None:
     rules = begun(clock)
     rules.lose(1)
-    rules.join(1, 0)
+    rules.join(worker=1, fit=0)
     assert rules.ask(waiting=True) is None  # the round goes on
     assert contributed(rules, 0, 2)
     rules.end_round()
@@ -133,7 +133,7 @@ def test_who_joins_gets_the_state_of_the_next_round(clock: GivenClock) -> None:
 def test_a_state_of_an_earlier_round_is_not_taken(clock: GivenClock) -> None:
     rules = begun(clock)
     rules.lose(2)
-    rules.join(2, 0)
+    rules.join(worker=2, fit=0)
     contributed(rules, 0, 1)
     rules.end_round()
     assert rules.ask() == 0
@@ -149,7 +149,7 @@ def test_when_all_were_lost_the_first_begins_anew(clock: GivenClock) -> None:
     for worker in range(3):
         rules.lose(worker)
     for worker in range(3):
-        rules.join(worker, 0)
+        rules.join(worker=worker, fit=0)
     assert rules.beginner() == 0
     assert rules.give(0, 0) == {1, 2}  # from its checkpoint
     assert rules.round == 0
@@ -159,11 +159,11 @@ def test_who_comes_after_the_end_does_not_train(clock: GivenClock) -> None:
     rules = begun(clock)
     assert rules.end_fit(0)
     assert not rules.end_fit(0)
-    assert not rules.join(1, 0)
+    assert not rules.join(worker=1, fit=0)
     assert not rules.contribute(2, 0, 0)
-    assert rules.join(1, 1)  # the next fit
+    assert rules.join(worker=1, fit=1)  # the next fit
     assert rules.fit == 1
-    assert not rules.join(2, 0)
+    assert not rules.join(worker=2, fit=0)
 
 
 def test_logs_need_no_quorum(clock: GivenClock) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from dtrain.base.quantization import Quantization
 from dtrain.errors import ConfigurationError, PeerMissingError
-from dtrain.process_group.quorum_client import Joined, QuorumClient, RoundMean
+from dtrain.process_group.quorum_client import JoinedRound, QuorumClient, RoundMean
 from dtrain.process_group.quorum_messages import Agreed
 from dtrain.process_group.quorum_server import QuorumServer
 from dtrain.process_group.secret import Secret
@@ -21,6 +21,11 @@ from processes import wait_until
 
 SECRET = Secret(b"k" * 32, "a test")
 AGREED = Agreed(10, "changes", 2, 1, "float32", 0, 8)
+
+
+def got(future: Future[Any]) -> Any:
+    """What a call in a thread has returned."""
+    return future.result(60)  # wall clock: without it, a failure hangs
 
 
 class Jobs:
@@ -36,12 +41,12 @@ class Jobs:
     def client(self, rank: int) -> QuorumClient:
         return QuorumClient(self.server.address, SECRET, rank, 3)
 
-    def begin(self, agreed: Agreed = AGREED) -> list[Joined]:
+    def begin(self, agreed: Agreed = AGREED) -> list[JoinedRound]:
         """All join, and the first one gives its state."""
         joins = [self.pool.submit(worker.join, 0, agreed) for worker in self.workers]
-        assert joins[0].result(10) == Joined(0)
+        assert got(joins[0]) == JoinedRound(0)
         self.workers[0].give(0, (0, "start", b"8 bytes."))
-        return [join.result(10) for join in joins]
+        return [got(join) for join in joins]
 
     def sent(self, worker: QuorumClient, number: int, *values: float, **how: Any) -> Future[Any]:
         content = np.array(values, np.float32).tobytes()
@@ -60,14 +65,14 @@ def job() -> Iterator[Jobs]:
 
 
 def mean_of(future: Future[Any]) -> tuple[list[float], bool]:
-    mean, over = future.result(10)
+    mean, over = got(future)
     assert isinstance(mean, RoundMean) and over is None
     return mean.vector.view(np.float32).tolist(), mean.give
 
 
 def test_rounds_a_lost_worker_and_the_end(job: Jobs) -> None:
     first, second, third = job.workers
-    assert job.begin()[1:] == [Joined(0, "start", b"8 bytes.")] * 2
+    assert job.begin()[1:] == [JoinedRound(0, "start", b"8 bytes.")] * 2
     round_0 = [job.sent(worker, 0, rank, 1, 2) for rank, worker in enumerate(job.workers)]
     assert [mean_of(sent) for sent in round_0] == [([1, 1, 2], False)] * 3
     # The third is lost within a round, and joins after it.
@@ -81,19 +86,19 @@ def test_rounds_a_lost_worker_and_the_end(job: Jobs) -> None:
         ([2, 2, 2], False),
     ]
     first.give(0, (2, "after", b"bytes: 8"))
-    assert joins.result(10) == Joined(2, "after", b"bytes: 8")
+    assert got(joins) == JoinedRound(2, "after", b"bytes: 8")
     # Logs are weighted by examples.
     logs = [
         job.pool.submit(worker.mean_of_logs, 0, 2, ["loss"], [float(rank)], rank * 10)
         for rank, worker in enumerate(job.workers)
     ]
-    assert [log.result(10)[0].vector.tolist() for log in logs] == [[5 / 3]] * 3
+    assert [got(log)[0].vector.tolist() for log in logs] == [[5 / 3]] * 3
     # The second ends: its state is the last one, which the third gets in place of a mean.
     report = second.end(0, lambda: (3, "last", b"the last"))
     assert (report["rounds"], report["contributions"], report["missed"]) == (2, 5, 1)
-    assert job.sent(third, 3, 0, 0, 0).result(10) == (None, Joined(None, "last", b"the last"))
+    assert got(job.sent(third, 3, 0, 0, 0)) == (None, JoinedRound(None, "last", b"the last"))
     assert first.end(0, lambda: (3, "not", b"asked for")) == report
-    assert third.join(0, AGREED) == Joined(None, "last", b"the last")
+    assert third.join(0, AGREED) == JoinedRound(None, "last", b"the last")
 
 
 def test_a_slow_worker_is_late_and_a_round_below_its_quorum_asks_for_a_state(job: Jobs) -> None:
@@ -104,11 +109,11 @@ def test_a_slow_worker_is_late_and_a_round_below_its_quorum_asks_for_a_state(job
     assert not sent[0].done()
     job.clock.pass_by(5)
     assert [mean_of(one)[0] for one in sent] == [[3, 3, 3]] * 2
-    assert job.sent(third, 0, 9, 9, 9).result(10) == (None, None)  # late
+    assert got(job.sent(third, 0, 9, 9, 9)) == (None, None)  # late
     job.server.lose(1)
     joins = job.pool.submit(third.join, 0, AGREED)
     waits = job.sent(first, 1, 1, 1, 1)
-    assert joins.result(10) == Joined(1, "asked", b"8 bytes!")
+    assert got(joins) == JoinedRound(1, "asked", b"8 bytes!")
     assert mean_of(job.sent(third, 1, 3, 3, 3))[0] == mean_of(waits)[0] == [2, 2, 2]
 
 
@@ -117,7 +122,7 @@ def test_what_is_not_finite_is_dropped_unless_all_have_diverged(job: Jobs) -> No
     values = (1, float("nan"), 3)
     sent = [job.sent(worker, 0, value, 0, 0) for worker, value in zip(job.workers, values, strict=True)]
     assert mean_of(sent[0])[0] == mean_of(sent[2])[0] == [2, 0, 0]
-    assert sent[1].result(10) == (None, None)
+    assert got(sent[1]) == (None, None)
     assert "worker 1" in job.lines[0]
     sent = [job.sent(job.workers[rank], 1, float("inf"), 0, 0) for rank in (0, 2)]
     assert mean_of(sent[0])[0][0] == float("inf")
@@ -131,7 +136,7 @@ def test_few_bits(job: Jobs) -> None:
         job.pool.submit(worker.contribute, 0, 0, content, 1, joinable=True, given=lambda: (0, "", b""))
         for worker in job.workers
     ]
-    mean, _ = sent[0].result(10)
+    mean, _ = got(sent[0])
     np.testing.assert_allclose(mean.vector.view(np.float32), [*changes, 7], atol=1 / 127)
 
 
@@ -141,14 +146,14 @@ def test_another_model_is_refused_and_another_size_ends_the_connection(job: Jobs
     with pytest.raises(ConfigurationError, match="its changes is 5"):
         job.workers[1].join(0, Agreed(10, "changes", 5, 1, "float32", 0, 8))
     others = [job.pool.submit(worker.join, 0, AGREED) for worker in job.workers[1:]]
-    joins.result(10)
+    got(joins)
     job.workers[0].give(0, (0, "", b"8 bytes."))
     for other in others:
-        other.result(10)
+        got(other)
     with pytest.raises(PeerMissingError, match="lost the server"):
         job.workers[0].give(0, (0, "", b"9 bytes.."))
     with pytest.raises(PeerMissingError):
-        job.sent(job.workers[1], 0, 1.0).result(10)
+        got(job.sent(job.workers[1], 0, 1.0))
 
 
 def test_who_does_not_know_the_secret_gets_nothing(job: Jobs) -> None:
@@ -165,13 +170,13 @@ def test_who_does_not_know_the_secret_gets_nothing(job: Jobs) -> None:
 def test_broadcast_and_barrier_are_kept_for_who_is_started_again(job: Jobs) -> None:
     first, second, third = job.workers
     asked = job.pool.submit(second.meet, None, "broadcast")
-    assert first.meet({"seed": 7}, "broadcast") == asked.result(10) == {"seed": 7}
+    assert first.meet({"seed": 7}, "broadcast") == got(asked) == {"seed": 7}
     barriers = [job.pool.submit(worker.meet, None, "barrier") for worker in (first, second)]
     wait_until(lambda: len(job.server._met.get(1, ())) == 2)
     assert not barriers[0].done()
     assert third.meet(None, "broadcast") == {"seed": 7}
     third.meet(None, "barrier")
-    assert [barrier.result(10) for barrier in barriers] == [None, None]
+    assert [got(barrier) for barrier in barriers] == [None, None]
     again = job.client(0)
     assert again.meet({"seed": 8}, "broadcast") == {"seed": 7}
     again._link.close()
@@ -192,6 +197,6 @@ def test_who_left_a_fit_by_an_error_waits_for_the_others_before_the_next(job: Jo
     first.end(0, lambda: (1, "last", b"the last"))
     second.end(0, lambda: (1, "", b""))
     others = [job.pool.submit(worker.join, 1, AGREED) for worker in (first, second)]
-    assert others[0].result(10) == Joined(0)
+    assert got(others[0]) == JoinedRound(0)
     first.give(1, (0, "next", b"8 bytes."))
-    assert joins.result(10) == others[1].result(10) == Joined(0, "next", b"8 bytes.")
+    assert got(joins) == got(others[1]) == JoinedRound(0, "next", b"8 bytes.")

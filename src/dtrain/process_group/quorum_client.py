@@ -24,7 +24,7 @@ from dtrain.process_group.quorum_messages import (
     AskState,
     Begin,
     Contribute,
-    End,
+    EndFit,
     Give,
     Join,
     Logs,
@@ -33,7 +33,7 @@ from dtrain.process_group.quorum_messages import (
     MessageSocket,
     Met,
     Over,
-    Refused,
+    JoinRefused,
     Take,
 )
 from dtrain.process_group.secret import Secret
@@ -45,7 +45,7 @@ Given = tuple[int, str, bytes]
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedRound:
     """With what a worker takes part in a `fit`.
 
     Attributes:
@@ -132,7 +132,7 @@ class QuorumClient:
         answer, _ = self._ask(Meet(number, text, call == "barrier"))
         if not isinstance(answer, Met):
             raise ConfigurationError(
-                answer.why if isinstance(answer, Refused) else "The server of the rounds gave no answer.",
+                answer.why if isinstance(answer, JoinRefused) else "The server of the rounds gave no answer.",
                 hint="see why the first worker has ended",
             )
         return decode(answer.text)
@@ -143,7 +143,7 @@ class QuorumClient:
         self._fits += 1
         return self._fits - 1
 
-    def join(self, fit: int, agreed: Agreed) -> Joined:
+    def join(self, fit: int, agreed: Agreed) -> JoinedRound:
         """Waits until this worker may take part in a `fit`.
 
         Raises:
@@ -152,19 +152,19 @@ class QuorumClient:
         """
         answer, content = self._ask(Join(fit, agreed))
         if isinstance(answer, Begin):
-            return Joined(0)
+            return JoinedRound(0)
         if isinstance(answer, Take):
-            return Joined(answer.round, answer.about, content)
+            return JoinedRound(answer.round, answer.about, content)
         if isinstance(answer, Over):
-            return Joined(None, answer.about or None, content)
+            return JoinedRound(None, answer.about or None, content)
         raise ConfigurationError(
-            answer.why if isinstance(answer, Refused) else "The server of the rounds gave no answer.",
+            answer.why if isinstance(answer, JoinRefused) else "The server of the rounds gave no answer.",
             hint="run the same program with the same settings on every worker",
         )
 
     def contribute(
         self, fit: int, number: int, content: bytes, rows: int, *, joinable: bool, given: Callable[[], Given]
-    ) -> tuple[RoundMean | None, Joined | None]:
+    ) -> tuple[RoundMean | None, JoinedRound | None]:
         """Sends what this worker has changed in a round, and waits for the mean.
 
         Args:
@@ -186,7 +186,7 @@ class QuorumClient:
 
     def mean_of_logs(
         self, fit: int, number: int, names: Sequence[str], values: Sequence[float], rows: int
-    ) -> tuple[RoundMean | None, Joined | None]:
+    ) -> tuple[RoundMean | None, JoinedRound | None]:
         """As `contribute`, for the logs of an epoch, weighted by examples."""
         content = np.asarray(values, np.float64).tobytes()
         answer, received = self._ask(Logs(fit, number, rows, [*names]), content)
@@ -203,17 +203,17 @@ class QuorumClient:
 
     def end(self, fit: int, state: Callable[[], Given]) -> dict[str, Any]:
         """Says that this worker has ended a `fit`; returns what the rounds have used (`QuorumReport`)."""
-        answer, _ = self._ask(End(fit))
+        answer, _ = self._ask(EndFit(fit))
         if answer.give:
             self.give(fit, state())
         found = json.loads(answer.report)
         return found if isinstance(found, dict) else {}
 
-    def _mean(self, answer: Any, content: bytes, dtype: Any) -> tuple[RoundMean | None, Joined | None]:
+    def _mean(self, answer: Any, content: bytes, dtype: Any) -> tuple[RoundMean | None, JoinedRound | None]:
         if isinstance(answer, Mean):
             vector = np.frombuffer(content, dtype)
             return RoundMean(vector, answer.members, answer.rows, answer.give, answer.first), None
-        over = Joined(None, answer.about or None, content) if isinstance(answer, Over) else None
+        over = JoinedRound(None, answer.about or None, content) if isinstance(answer, Over) else None
         return None, over
 
     def _ask(self, message: Any, content: bytes = b"") -> tuple[Any, bytes]:

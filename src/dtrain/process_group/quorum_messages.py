@@ -60,7 +60,7 @@ class Agreed:
 
 @dataclass(frozen=True)
 class Join:
-    """A worker wants to take part in its `fit` of this number; answered by Begin, Take, Over or Refused."""
+    """A worker wants to take part in its `fit` of this number; answered by Begin, Take, Over or JoinRefused."""
 
     fit: _Count
     agreed: Agreed
@@ -101,7 +101,7 @@ class Give:
 
 
 @dataclass(frozen=True)
-class End:
+class EndFit:
     """A worker has ended its `fit`; answered by Ended."""
 
     fit: _Count
@@ -109,7 +109,7 @@ class End:
 
 @dataclass(frozen=True)
 class Meet:
-    """A `broadcast` or a `barrier` of the program, outside of `fit`; answered by Met or Refused.
+    """A `broadcast` or a `barrier` of the program, outside of `fit`; answered by Met or JoinRefused.
 
     Attributes:
         number: how many of them came before in this process; every start of the program makes the same.
@@ -195,14 +195,14 @@ class Met:
 
 
 @dataclass(frozen=True)
-class Refused:
+class JoinRefused:
     """The worker cannot take part."""
 
     why: str
 
 
-Request = Join | Contribute | Logs | Give | End | Meet
-Answer = Begin | Take | Over | Mean | Late | AskState | Taken | Ended | Met | Refused
+Request = Join | Contribute | Logs | Give | EndFit | Meet
+Answer = Begin | Take | Over | Mean | Late | AskState | Taken | Ended | Met | JoinRefused
 
 
 class BrokenLinkError(OSError):

@@ -29,8 +29,8 @@ from dtrain.process_group.quorum_messages import (
     Begin,
     BrokenLinkError,
     Contribute,
-    End,
     Ended,
+    EndFit,
     Give,
     Join,
     Late,
@@ -40,7 +40,7 @@ from dtrain.process_group.quorum_messages import (
     MessageSocket,
     Met,
     Over,
-    Refused,
+    JoinRefused,
     Request,
     Take,
     Taken,
@@ -201,7 +201,7 @@ class QuorumServer:
             if self._agreed is None or request.fit > self._rules.fit:
                 self._agreed, self._sent, self._answers = request.agreed, {}, {}
             if request.fit == self._rules.fit and request.agreed != self._agreed:
-                return Refused(_difference(worker, request.agreed, self._agreed)), b""
+                return JoinRefused(_difference(worker, request.agreed, self._agreed)), b""
             self._answers.pop(worker, None)
             if not self._rules.join(worker, request.fit):
                 return self._over(request.fit)
@@ -251,7 +251,7 @@ class QuorumServer:
             self._changed.notify_all()
             return Taken(), b""
 
-    def _end(self, worker: int, request: End) -> tuple[Any, bytes]:
+    def _end(self, worker: int, request: EndFit) -> tuple[Any, bytes]:
         with self._changed:
             self._rules.end_fit(request.fit)
             gives = request.fit not in (*self._last, *self._ends) and request.fit == self._rules.fit
@@ -276,7 +276,7 @@ class QuorumServer:
             while self._links.get(worker) is link:
                 awaited = {*range(self._size if request.barrier else 1)} - there.keys()
                 if not awaited - self._rules.absent:
-                    return (Met(there[0]), b"") if 0 in there else (Refused("Worker 0 is gone."), b"")
+                    return (Met(there[0]), b"") if 0 in there else (JoinRefused("Worker 0 is gone."), b"")
                 self._changed.wait(_LOOK)
             raise _Gone
 

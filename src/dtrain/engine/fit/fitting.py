@@ -27,13 +27,13 @@ from dtrain.engine.callbacks.time_report import TimeReport
 from dtrain.engine.callbacks.timed_callbacks import timed
 from dtrain.engine.execution.step_function import StepFunction
 from dtrain.engine.fit.memory_advice import memory_explained, warn_of_memory
+from dtrain.engine.fit.quorum_session import QuorumSession
 from dtrain.engine.loops.local_state import LocalState
 from dtrain.engine.loops.loop import Loop, loop_of
 from dtrain.engine.step.xla_rule import note_compiled
 from dtrain.engine.synchronisation.accumulation import MicroBatchSums, abandon, can_sum_locally
 from dtrain.engine.synchronisation.outer_steps import OuterSteps, outer_step_of
 from dtrain.engine.synchronisation.quorum_rounds import QuorumRounds
-from dtrain.engine.synchronisation.quorum_session import QuorumSession
 from dtrain.engine.synchronisation.steps_without_hook import StepsWithoutHook
 from dtrain.engine.synchronisation.weight_averages import WeightAverages
 from dtrain.environments import settings

@@ -18,7 +18,7 @@ from dtrain.engine.synchronisation.outer_steps import OuterStep, outer_step_of
 from dtrain.engine.synchronisation.weight_averages import WeightAverages
 from dtrain.errors import ConfigurationError
 from dtrain.interfaces.replica_layout import ReplicaLayout
-from dtrain.process_group.quorum_client import Joined, QuorumClient, RoundMean
+from dtrain.process_group.quorum_client import JoinedRound, QuorumClient, RoundMean
 from dtrain.process_group.quorum_messages import Agreed
 from dtrain.telemetry import events
 from dtrain.upstream import keras_optimizers
@@ -50,7 +50,7 @@ class Averaged(Protocol):
         """The variables that hold the weights of the round's beginning, by the ids of the weights."""
 
 
-class _Values:
+class _FloatVector:
     """Variables of floats, as one vector."""
 
     def __init__(self, variables: Sequence[Any], dtype: Any) -> None:
@@ -71,7 +71,7 @@ class _Values:
             variable.assign(tf.cast(part, variable.dtype))
 
 
-class _Changes:
+class _AveragedChanges:
     """DiLoCo: what the weights have changed moves them by the outer optimizer; statistics are averaged."""
 
     kind = "changes"
@@ -83,7 +83,7 @@ class _Changes:
         wide = any(weight.dtype == tf.float64 for weight in self._weights)
         self.dtype = np.dtype(np.float64 if wide else np.float32)
         self.changes = sum(weight.shape.num_elements() for weight in self._weights)
-        self._statistics = _Values([*map(underlying, model.non_trainable_weights)], self.dtype)
+        self._statistics = _FloatVector([*map(underlying, model.non_trainable_weights)], self.dtype)
         self.further = self._statistics.size
 
     def reset(self) -> None:
@@ -101,7 +101,7 @@ class _Changes:
         return {id(weight): value for weight, value in zip(self._weights, begun, strict=True)}
 
 
-class _Weights:
+class _AveragedWeights:
     """Local SGD: weights, the optimizer's floats that belong to one, and statistics become their means."""
 
     kind = "weights"
@@ -114,7 +114,7 @@ class _Weights:
         variables = [*map(underlying, [*variables, *model.non_trainable_weights])]
         wide = any(variable.dtype == tf.float64 for variable in variables)
         self.dtype = np.dtype(np.float64 if wide else np.float32)
-        self._values = _Values(variables, self.dtype)
+        self._values = _FloatVector(variables, self.dtype)
         self.further = self._values.size
 
     def reset(self) -> None:
@@ -228,7 +228,7 @@ class QuorumRounds(WeightAverages):
 
     # --- joining
 
-    def join(self) -> Joined:
+    def join(self) -> JoinedRound:
         """Waits until this worker may take part; takes the state of others, if there is one."""
         made = self._made()
         agreed = Agreed(
@@ -251,7 +251,7 @@ class QuorumRounds(WeightAverages):
         values = [at_beginning.get(id(variable), variable) for variable in self._variables()]
         return self.number, self.begins, b"".join(value.numpy().tobytes() for value in values)
 
-    def _enter(self, joined: Joined) -> None:
+    def _enter(self, joined: JoinedRound) -> None:
         self.over = joined.round is None
         self.number = joined.round or 0
         self.gives = joined.round is not None and joined.about is None
@@ -292,7 +292,9 @@ class QuorumRounds(WeightAverages):
     def _made(self) -> Averaged:
         if self._averaged is None:
             outer = outer_step_of(self._model)
-            self._averaged = _Weights(self._model) if outer is None else _Changes(self._model, outer)
+            self._averaged = (
+                _AveragedWeights(self._model) if outer is None else _AveragedChanges(self._model, outer)
+            )
         averaged: Averaged = self._averaged
         return averaged
 
@@ -335,7 +337,7 @@ class QuorumRounds(WeightAverages):
         )
         return few.tobytes() + vector[changes:].tobytes()
 
-    def _fall_behind(self, over: Joined | None) -> None:
+    def _fall_behind(self, over: JoinedRound | None) -> None:
         """The round has ended without this worker: it takes the others' state, and their position."""
         if over is None:
             logger.warning("A round ended before this worker came: it takes the others' weights.")

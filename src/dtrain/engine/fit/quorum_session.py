@@ -24,7 +24,7 @@ from dtrain.upstream import keras_models
 
 
 @dataclass(frozen=True)
-class Place:
+class TrainingPlace:
     """Where a worker trains.
 
     Attributes:
@@ -42,7 +42,7 @@ class Place:
     history: dict[str, Any]
 
     @classmethod
-    def of_text(cls, text: str) -> Place:
+    def of_text(cls, text: str) -> TrainingPlace:
         """The place in a text of `encode`.
 
         Raises:
@@ -108,7 +108,7 @@ class QuorumSession(FitSession):
             iterator.end_epoch()
             return
         if rounds.elsewhere is not None:
-            self._go(iterator, Place.of_text(rounds.elsewhere))
+            self._go(iterator, TrainingPlace.of_text(rounds.elsewhere))
             return
         self._inner.between_steps(iterator, done)
         rounds.begins = self._text(iterator.position(), done)
@@ -140,7 +140,7 @@ class QuorumSession(FitSession):
 
     def _begin(self, callbacks: list[Any]) -> None:
         joined = self._rounds.join()
-        if joined.about is not None and Place.of_text(joined.about).total:
+        if joined.about is not None and TrainingPlace.of_text(joined.about).total:
             for callback in callbacks:
                 if isinstance(callback, keras.callbacks.CSVLogger):
                     callback.append = True  # the lines of an earlier process stay
@@ -148,9 +148,9 @@ class QuorumSession(FitSession):
             keras_models.set_first_epoch(self._model, self._epochs)
             self._inner.joins(self._epochs, 0, steps_counted(self._model))
             if joined.about is not None:
-                self._history = Place.of_text(joined.about).history
+                self._history = TrainingPlace.of_text(joined.about).history
         elif joined.about is not None:
-            place = Place.of_text(joined.about)
+            place = TrainingPlace.of_text(joined.about)
             self._rounds.elsewhere = joined.about
             if place.total:
                 logger.info(
@@ -177,7 +177,7 @@ class QuorumSession(FitSession):
             found, self._history = copy.deepcopy(self._history), None
             history.epoch, history.history = found["epoch"], found["history"]
 
-    def _go(self, iterator: Any, place: Place) -> None:
+    def _go(self, iterator: Any, place: TrainingPlace) -> None:
         """Goes to the position of the others; where it is in a later epoch, this one ends first."""
         if place.epoch > self._epoch:
             self._rounds.skipped = _logs_of(place.history, self._epoch)
