@@ -27,13 +27,13 @@ from dtrain.process_group.quorum_messages import (
     EndFit,
     Give,
     Join,
+    JoinRefused,
     Logs,
     Mean,
     Meet,
     MessageSocket,
     Met,
     Over,
-    JoinRefused,
     Take,
 )
 from dtrain.process_group.secret import Secret
