@@ -45,7 +45,7 @@ def worker(folder: str, minutes: float, step_seconds: float) -> None:
         """Takes the time of a device that computes."""
 
         def call(self, inputs: Any) -> Any:
-            return inputs + tf.numpy_function(wait, [], tf.float32)
+            return inputs + tf.ensure_shape(tf.numpy_function(wait, [], tf.float32), ())
 
         def compute_output_shape(self, shape: Any) -> Any:
             return shape

@@ -60,7 +60,7 @@ class Agreed:
 
 @dataclass(frozen=True)
 class Join:
-    """A worker wants to take part in its `fit` of this number; answered by Begin, Take, Over or JoinRefused."""
+    """A worker wants to take part in this `fit`; answered by Begin, Take, Over or JoinRefused."""
 
     fit: _Count
     agreed: Agreed

@@ -140,26 +140,21 @@ class QuorumSession(FitSession):
 
     def _begin(self, callbacks: list[Any]) -> None:
         joined = self._rounds.join()
-        if joined.about is not None and TrainingPlace.of_text(joined.about).total:
+        place = None if joined.about is None else TrainingPlace.of_text(joined.about)
+        if place is not None and (place.epoch or place.done):  # the others have trained in this `fit`
+            self._history = place.history
             for callback in callbacks:
                 if isinstance(callback, keras.callbacks.CSVLogger):
                     callback.append = True  # the lines of an earlier process stay
-        if joined.round is None:  # the others have ended this `fit`
+        if joined.round is None:  # and have ended it
             keras_models.set_first_epoch(self._model, self._epochs)
             self._inner.joins(self._epochs, 0, steps_counted(self._model))
-            if joined.about is not None:
-                self._history = TrainingPlace.of_text(joined.about).history
-        elif joined.about is not None:
-            place = TrainingPlace.of_text(joined.about)
+        elif place is not None:
             self._rounds.elsewhere = joined.about
-            if place.total:
-                logger.info(
-                    "This worker joins the others in epoch %d, after %d of its steps.",
-                    place.epoch + 1,
-                    place.done,
-                )
+            if self._history is not None:
+                epoch, done = place.epoch + 1, place.done
+                logger.info("This worker joins the others in epoch %d, after %d of its steps.", epoch, done)
                 events.emit(events.TrainingResumes(place.total, place.done))
-                self._history = place.history
             keras_models.set_first_epoch(self._model, place.epoch)
             self._inner.joins(place.epoch, place.done, place.total)
 

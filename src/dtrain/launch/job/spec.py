@@ -118,7 +118,8 @@ class JobSpec:
             in which all workers are needed. A worker that is lost is then started again by itself. Only with
             the launcher "local".
         ps: the number of parameter servers. With at least one, the job also has a chief.
-        max_restarts: the limit of restarts within any hour; None means 3. A restart that a task asks for
+        max_restarts: the limit of restarts within any hour; None means 3. With a quorum it is that of each
+            worker, and None means 10. A restart that a task asks for
             after saving a checkpoint, because its machine is about to be taken away, does not count.
         spares: the number of processes that import TensorFlow in advance and become tasks of the next
             attempt, at most one per worker. None means one per worker if the job may be restarted. Not with
