@@ -130,6 +130,26 @@ def test_who_joins_gets_the_state_of_the_next_round(clock: GivenClock) -> None:
     assert rules.give(2, 1) == {1}
 
 
+def test_the_first_round_of_a_worker_that_joins_waits_less_for_it(clock: GivenClock) -> None:
+    rules = begun(clock)
+    contributed(rules, 0, 1, 2)
+    rules.end_round()
+    rules.lose(2)
+    for grace in (4, 8):  # it traces, and is late; then it is waited for as others are
+        rules.join(worker=2, fit=0)
+        contributed(rules, 0, 1)
+        rules.end_round()
+        assert rules.ask() == 0
+        assert rules.give(0, rules.round) == {2}
+        clock.pass_by(8)
+        assert not contributed(rules, 0, 1)
+        clock.pass_by(grace - 1)
+        assert not rules.is_complete()
+        clock.pass_by(1)
+        assert rules.is_complete()
+        assert rules.end_round() == {2}
+
+
 def test_a_state_of_an_earlier_round_is_not_taken(clock: GivenClock) -> None:
     rules = begun(clock)
     rules.lose(2)

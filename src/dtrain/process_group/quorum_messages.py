@@ -246,7 +246,7 @@ class MessageSocket:
         while not self._inbox:
             more = self._sock.recv(_AT_ONCE)
             if not more:
-                raise BrokenLinkError("it was closed")
+                raise ConnectionAbortedError("it was closed")
             self._inbox.extend(body for _, _, body in self._frames.decode(more, self.limit))
         body = self._inbox.popleft()
         try:

@@ -169,18 +169,16 @@ class QuorumServer:
             while True:
                 request, content = link.receive()
                 link.send(*self._answer(worker, link, request, content))
-        except _Gone:
+        except (_Gone, ConnectionError):
             pass
-        except BrokenLinkError as error:
-            why = str(error)
         except (OSError, ValueError) as error:
-            why = f"{error}"
+            why = str(error)
         with self._changed:
             current = self._links.get(worker) is link
             if current:
                 del self._links[worker]
                 self._lose(worker)
-        if current and why and not self._closed and why != "it was closed":
+        if current and why and not self._closed:
             self._say(f"The connection of worker {worker} to the rounds was closed: {why}.")
         link.close()
 
@@ -199,13 +197,13 @@ class QuorumServer:
         with self._changed:
             self._await_end_before(worker, link, request.fit)
             if self._agreed is None or request.fit > self._rules.fit:
-                self._agreed, self._sent, self._answers = request.agreed, {}, {}
+                self._agreed, self._sent = request.agreed, {}
             if request.fit == self._rules.fit and request.agreed != self._agreed:
                 return JoinRefused(_difference(worker, request.agreed, self._agreed)), b""
             self._answers.pop(worker, None)
             if not self._rules.join(worker, request.fit):
                 return self._over(request.fit)
-            return self._wait(worker, link)
+            return self._wait(worker, link, request.fit)
 
     def _await_end_before(self, worker: int, link: MessageSocket, fit: int) -> None:
         """Waits until a `fit` may begin: a worker that has left the one before by an error is early.
@@ -233,7 +231,7 @@ class QuorumServer:
                 return Late(), b""
             self._joinable = not isinstance(request, Contribute) or request.joinable
             self._sent[worker] = request.rows, vector, names
-            return self._wait(worker, link)
+            return self._wait(worker, link, request.fit)
 
     def _give(self, worker: int, request: Give, content: bytes) -> tuple[Any, bytes]:
         with self._changed:
@@ -280,8 +278,8 @@ class QuorumServer:
                 self._changed.wait(_LOOK)
             raise _Gone
 
-    def _wait(self, worker: int, link: MessageSocket) -> tuple[Any, bytes]:
-        """The answer of a worker that waits for others, once there is one.
+    def _wait(self, worker: int, link: MessageSocket, fit: int) -> tuple[Any, bytes]:
+        """The answer of a worker that waits for others in a `fit`, once there is one.
 
         Raises:
             _Gone: the worker has ended, or has another connection.
@@ -290,8 +288,8 @@ class QuorumServer:
         while worker not in self._answers:
             if self._closed or self._links.get(worker) is not link:
                 raise _Gone
-            if self._rules.over:
-                return self._over(self._rules.fit)
+            if self._rules.over or fit < self._rules.fit:
+                return self._over(fit)
             if worker == min(self._rules.members, default=None) and self._asks_within_round():
                 self._changed.release()
                 try:

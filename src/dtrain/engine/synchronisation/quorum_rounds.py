@@ -148,12 +148,21 @@ class QuorumRounds(WeightAverages):
         leads: whether this worker was the first one in the round before, so that its callbacks may end `fit`.
         skipped: the logs of the epoch that runs, if this worker leaves the rest of it out.
         begins: the text about the state at the beginning of the present round.
+
+    Raises:
+        ConfigurationError: as `WeightAverages`, or the model makes several steps in each call.
     """
 
     def __init__(
         self, model: Any, layout: ReplicaLayout, callbacks: Sequence[Any], client: QuorumClient
     ) -> None:
         super().__init__(model, layout, callbacks)
+        if model.steps_per_execution > 1:
+            raise ConfigurationError(
+                f"steps_per_execution={model.steps_per_execution} was set, but with a quorum a worker may go "
+                "to another place of the data after each round.",
+                hint="leave it out: dtrain runs many steps in a call by itself",
+            )
         self._hook: Any = layout.gradient_hook
         self.client = client
         self.fit = client.next_fit()
