@@ -17,7 +17,6 @@ from dtrain.launch.job.spec import JobSpec
 from dtrain.launch.job.task_logs import kept_logs
 from dtrain.launch.launchers import make_launcher
 from dtrain.launch.supervision.parameter_servers import ParameterServerJob
-from dtrain.launch.supervision.quorum import QuorumJob
 from dtrain.launch.supervision.reports import exit_status
 from dtrain.launch.supervision.restarts import RestartedJob
 from dtrain.launch.supervision.synchronous import SynchronousJob
@@ -79,5 +78,7 @@ def launch_local(
 
 def _job(spec: JobSpec, launcher: Launcher) -> RestartedJob:
     if spec.quorum is not None:
+        from dtrain.launch.supervision.quorum import QuorumJob  # late: other jobs need no NumPy
+
         return QuorumJob(spec, launcher)
     return ParameterServerJob(spec, launcher) if spec.ps else SynchronousJob(spec, launcher)
