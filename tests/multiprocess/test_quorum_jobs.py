@@ -43,7 +43,10 @@ with strategy.scope():
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(30, "tanh"), keras.layers.Dense(4)])
     model.compile(keras.optimizers.Adam(0.005, epsilon=1e-3), "mse")
-callbacks = [keras.callbacks.CSVLogger(str(folder / "log.csv")), Dies()]
+callbacks = [
+    keras.callbacks.CSVLogger(str(folder / "log.csv")), Dies(), dtrain.monitor.Monitor(folder / "run"),
+    dtrain.BackupAndRestore(folder / "backup", save_freq=4),
+]
 how = {"batch_size": 12, "shuffle": False, "verbose": 0}
 history = model.fit(x, y, epochs=EPOCHS, callbacks=callbacks, validation_data=(x, y), **how)
 model.save(folder / "model.keras")
@@ -115,6 +118,9 @@ def test_without_a_loss_it_is_diloco(tmp_path: Path) -> None:
     assert report["missed"] == report["late"] == 0
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 3
     assert "6 rounds had 18 of 18 contributions" in ended.said
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["quorum"] == report
+    assert record["goodput"]["seconds"]["away"] == 0.0
 
 
 @pytest.mark.long
@@ -134,3 +140,6 @@ def test_lost_workers_are_started_again_and_end_with_the_others(tmp_path: Path, 
     whole = report["contributions"] + report["missed"] + report["late"]
     assert whole == 3 * report["rounds"] and report["missed"] >= 1
     assert report["away_seconds"] > report["first_away_seconds"] > 0
+    goodput = json.loads((tmp_path / "run" / "run.json").read_text())["goodput"]
+    assert sum(goodput["seconds"].values()) == pytest.approx(goodput["wall_seconds"])
+    assert goodput["attempts"] == 2 and goodput["seconds"]["restart"] > 0
