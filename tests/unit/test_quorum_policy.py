@@ -72,6 +72,13 @@ def test_a_worker_that_fails_too_often_is_left_out_until_too_few_are_left() -> N
     assert last.action == "fail" and "1 workers are no quorum of 2" in last.line
 
 
+def test_without_the_first_worker_nobody_would_write_files() -> None:
+    job = Watched(max_restarts=0)
+    job.steps(0)
+    decision = job.policy.on_exit(WORKERS[0], -9)
+    assert decision.action == "fail" and "no other worker writes the files" in decision.line
+
+
 def test_restarts_are_limited() -> None:
     job = Watched(max_restarts=1)
     job.steps(2)

@@ -42,7 +42,7 @@ class QuorumPolicy(AttemptPolicy):
 
     - A worker exits with 0: the others continue.
     - A worker fails: it alone is started again. If it has failed too often, the others go on without it, as
-      long as they are enough for the quorum.
+      long as they are enough for the quorum, and it is not the first worker, which writes the files.
     - A worker was called wrongly, or fails before any worker has completed a step: the job has failed.
 
     Args:
@@ -99,6 +99,9 @@ class QuorumPolicy(AttemptPolicy):
             return Decision("restart", after=delay, line=line)
         self._left[task] = how
         self._lose(task.index, True)
+        if task.index == 0:
+            line = f"{how}. It is not started again, and no other worker writes the files of the job."
+            return Decision("fail", line=line)
         left = len(self.addresses) - len(self._left)
         if left < (self.spec.quorum or 1):
             line = f"{how}. It is not started again, and {left} workers are no quorum of {self.spec.quorum}."
