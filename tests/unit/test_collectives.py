@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from dtrain.base.clock import REAL
+from dtrain.base.quantization import Quantization
 from dtrain.collectives import connect
 from dtrain.collectives.calls import ALIGNMENT, Buffers, Calls, Parts
 from dtrain.collectives.graph_calls import CallOperations
-from dtrain.collectives.quantization import Quantization
 from dtrain.collectives.sockets import SocketCalls, Sockets
 from dtrain.collectives.transport import Facts
 from dtrain.collectives.transports import asked_for, choose, overlaps

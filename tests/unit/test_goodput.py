@@ -91,6 +91,7 @@ def test_a_kill_at_step_7_with_a_checkpoint_at_5_repeats_two_steps() -> None:
             "restore": 1.5,
             "repeated": 3.0 * 2 / 3 + 0.5,
             "restart": 16.0 - 14.625,
+            "away": 0.0,
             "validation": 0.75,
             "callbacks": 0.25,
             "other": 2.5,
@@ -334,3 +335,13 @@ def test_waiting_is_counted_where_it_was_measured() -> None:
     measured._handle_loop_ends(events.LoopEnds("fit", ""))
     measured._handle_loop_begins(events.LoopBegins("fit", ""))
     assert measured.resumed is None
+
+
+def test_what_other_workers_of_a_quorum_did_not_do_is_taken_from_the_productive_part() -> None:
+    whole = Goodput({**dict.fromkeys(KINDS, 0.0), "productive": 8.0, "start": 2.0}, 10, 0, 1)
+    less = whole.without(3.0)
+    assert (less.share, less.lost, less.wall_seconds) == (0.5, {"away": 3.0, "start": 2.0}, 10.0)
+    assert whole.without(9.0).share == 0.0
+    entry = whole.as_record()
+    del entry["seconds"]["away"]  # as earlier versions wrote it
+    assert of_record(entry) == whole

@@ -8,18 +8,14 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any
-
-import numpy as np
 
 from dtrain.base.log import logger
 from dtrain.base.words import counted
 from dtrain.checkpoint.callback_state import CallbackStates, is_saved
 from dtrain.checkpoint.content import LoadedCheckpoint, restore_findings, restore_generators
 from dtrain.checkpoint.folder import CheckpointFolder
-from dtrain.checkpoint.tensor_file import is_count
-from dtrain.engine.feed.position import DataPosition
+from dtrain.engine.feed.position import is_position, is_whole
 from dtrain.engine.loops.loop import current_loop
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.telemetry import events
@@ -45,27 +41,13 @@ class Case(enum.Enum):
     COMPLETE = "nothing was left to do"
 
 
-def _is_count(value: object) -> bool:
-    return is_count(int(value) if isinstance(value, np.integer) else value)
-
-
-_FORMS: Mapping[str, Callable[[object], bool]] = {
-    "int": _is_count,
-    "bool": lambda value: isinstance(value, bool | np.bool_),
-    "int | None": lambda value: value is None or _is_count(value),
-}
-
-
 def is_state(state: Mapping[str, Any]) -> bool:
     """Whether a worker's state in a checkpoint has the form of those that a `fit` saves."""
     position, callbacks, findings = (state.get(name) for name in ("position", "callbacks", "findings"))
     return (
-        all(_is_count(state.get(name)) for name in ("epoch", "epochs", "done"))
+        all(is_whole(state.get(name)) for name in ("epoch", "epochs", "done"))
         and isinstance(state.get("stopped"), bool)
-        and isinstance(position, dict)
-        and all(isinstance(position.get(name), dict) for name in ("place", "source", "data"))
-        and {*position["place"]} == {field.name for field in fields(DataPosition)}
-        and all(_FORMS[str(field.type)](position["place"][field.name]) for field in fields(DataPosition))
+        and is_position(position)
         and isinstance(findings, dict)
         and all(isinstance(findings.get(name, ""), dict | None) for name in ("train", "test"))
         and isinstance(callbacks, dict)

@@ -98,6 +98,7 @@ class BackupSession:
         self._total = 0  # steps of all epochs
         self._due = False  # whether to save at the end of the epoch
         self._late = False  # whether a checkpoint was due while the previous one was still being written
+        self._joined = False  # whether the state came from other workers
         self._warned = False  # whether the warning of a slow disk was logged
 
     # --- what the engine calls
@@ -114,6 +115,11 @@ class BackupSession:
             on_epoch_end=lambda epoch, logs: self._epoch_ended(epoch, dict(logs or {})),
         )
         return [first, *callbacks, last]
+
+    def joins(self, epoch: int, done: int, total: int) -> None:
+        """Takes note that the state comes from other workers: no checkpoint is restored."""
+        self._joined = True
+        self._epoch, self._done, self._total = epoch, done, total
 
     def attach(self, iterator: Any) -> None:
         """Takes the epoch iterator that `fit` trains on."""
@@ -207,10 +213,11 @@ class BackupSession:
         if plan.notices:
             self._notices.open()
         with events.part("checkpoint", _NAME):
-            self._restoration = self._find()
+            self._restoration = NewTraining() if self._joined else self._find()
             self._restoration.at(Moment.FIT_BEGINS)
         begun = self._restoration
-        self._epoch, self._done, self._total = begun.epoch, begun.done, begun.total
+        if not self._joined:
+            self._epoch, self._done, self._total = begun.epoch, begun.done, begun.total
         self._coordinator = SaveCoordinator(
             self._layout, every=plan.steps, seconds=plan.seconds, total=self._total
         )

@@ -229,6 +229,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         workers_default=f"one for each GPU, which no other worker sees; {DEFAULT_WORKERS} without GPUs",
     )
     parser.add_argument(
+        "--quorum",
+        type=positive_integer,
+        metavar="K",
+        help="with DiLoCo or local SGD: a round goes on with K of the N workers; one that is lost is started "
+        "again by itself, and joins the others (default: all are needed)",
+    )
+    parser.add_argument(
         "--devices-per-worker",
         type=positive_integer,
         metavar="K",
@@ -286,10 +293,13 @@ def run(args: argparse.Namespace) -> int:
     note_output(args)
     if not args.is_module:
         check_script(args.script)
+    options = job_options(args)
+    if args.quorum is not None:
+        options["quorum"] = args.quorum
     if args.dashboard is None:
-        return _run_job(args, job_options(args))
+        return _run_job(args, options)
     with dashboard(args.dashboard) as states:
-        return _run_job(args, {**job_options(args), "states": states})
+        return _run_job(args, {**options, "states": states})
 
 
 def _run_job(args: argparse.Namespace, options: dict[str, Any]) -> int:

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dtrain.base.quantization import Quantization
 from dtrain.collectives import reduction_rules
-from dtrain.collectives.quantization import Quantization
 from dtrain.errors import DataError, PeerMismatchError
 
 _SUM, _GATHER, _BROADCAST, _REDUCE_SCATTER, _SCATTER, _QUANTIZED = 1, 2, 3, 4, 5, 6

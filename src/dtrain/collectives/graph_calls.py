@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from dtrain.base.quantization import Quantization
 from dtrain.collectives import reduction_rules
 from dtrain.collectives.calls import Calls, is_narrow
-from dtrain.collectives.quantization import Quantization
 from dtrain.errors import DataError
 from dtrain.partition.shard_groups import ShardGroups
 from dtrain.upstream import array_functions, tensorflow_names, tf_tracing, tf_variables

@@ -32,6 +32,7 @@ TASK_VARIABLES = frozenset(
         "DTRAIN_LAUNCHED",
         "DTRAIN_LOCAL_RANK",
         "DTRAIN_PLACE",
+        "DTRAIN_QUORUM",
         "DTRAIN_SECRET_FILE",
         "DTRAIN_SPARE",
         "DTRAIN_WORKERS_MAX",
@@ -190,6 +191,16 @@ def rejoin_seconds() -> float:
         ConfigurationError: the variable is not a positive number.
     """
     return _seconds("DTRAIN_REJOIN_SECONDS", _REJOIN)
+
+
+def quorum() -> tuple[int, str] | None:
+    """The quorum of the job's rounds, and the address of their server (DTRAIN_QUORUM, `N@ADDRESS`).
+
+    None if this process is no worker of a job with a quorum.
+    """
+    number, _, address = os.environ.get("DTRAIN_QUORUM", "").partition("@")
+    fewest = parse_count(number)
+    return (fewest, address) if fewest and address else None
 
 
 def mpi_enabled() -> bool:

@@ -26,6 +26,7 @@ class DiLoCo(LocalSGD):
             more than one is sent at a time.
         overlap: the steps that replicas take while what they have changed is sent. It is less than
             `every / fragments`. A replica then keeps half of what it has, and takes half of what comes late.
+        quorum: as for `LocalSGD`.
 
     Raises:
         ConfigurationError: `every` is not an integer of at least 1, `outer` is no optimizer of Keras',
@@ -51,6 +52,7 @@ class DiLoCo(LocalSGD):
         compress: str | None = None,
         fragments: int = 1,
         overlap: int = 0,
+        quorum: int | None = None,
     ) -> None:
         import keras
 
@@ -67,7 +69,7 @@ class DiLoCo(LocalSGD):
             raise ConfigurationError(
                 f"compress={compress!r} is not known.", hint=f"one of {', '.join(_BITS)}, or None"
             )
-        super().__init__(every)
+        super().__init__(every, quorum=quorum)
         if outer is None:
             outer = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True)
         plain = isinstance(outer, keras.optimizers.Optimizer)

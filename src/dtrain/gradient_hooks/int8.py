@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dtrain.collectives.quantization import Quantization
+from dtrain.base.quantization import Quantization
 from dtrain.gradient_hooks.hook_state import StatefulHook, common_variable, is_matrix
 from dtrain.interfaces.gradient_hook import check_integer
 from dtrain.interfaces.managed_strategy import managed

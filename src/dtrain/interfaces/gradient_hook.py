@@ -30,6 +30,8 @@ class GradientHook:
         bits: of a number that workers send, by dtrain's own transports only; None for numbers as they are.
         fragments: of DiLoCo, the groups of weights that are moved in turn.
         overlap: of DiLoCo, the steps that replicas take while what they have changed is sent.
+        quorum: of hooks that average, the fewest workers of a round, as the job was started with; 0 if the
+            hook does not say.
     """
 
     average_every: int = 0
@@ -38,6 +40,7 @@ class GradientHook:
     bits: int | None = None
     fragments: int = 1
     overlap: int = 0
+    quorum: int = 0
 
     def state_of(self, variables: Sequence[Any]) -> list[tf.Variable]:
         """What the hook keeps from step to step for these weights, such as what it has not sent yet.

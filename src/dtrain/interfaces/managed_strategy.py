@@ -61,12 +61,15 @@ class ManagedStrategy:
         reduction_groups: which dense tensors one call all-reduces together, in the order of the calls. With
             more than one group, gradients are sent while others are still computed.
         asynchronous: the engine of parameter servers; None for a synchronous strategy.
+        quorum: this worker's connection to the rounds of a job with a quorum
+            (`process_group.quorum_client.QuorumClient`); None in other jobs.
     """
 
     layout: ReplicaLayout | ServerLayout | None
     calls: Any = None
     reduction_groups: Callable[[Sequence[Any]], Sequence[Sequence[int]]] = _at_once
     asynchronous: AsynchronousEngine | None = None
+    quorum: Any = None
 
     @property
     def waited(self) -> Callable[[], float] | None:

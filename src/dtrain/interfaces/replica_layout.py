@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,11 @@ class ReplicaLayout:
         overlap: whether workers communicate while they compute. No bit depends on it.
         gradient_hook: changes how gradients are reduced; None for a plain all-reduce.
         cross_device_sums: whether the strategy's `CrossDeviceOps` make the sums of a step.
+        members: the number of processes that train apart, each as the only worker of its strategy, and meet
+            in the rounds of a quorum; 1 without a quorum.
+        member: this process' number among them, from 0.
+        apart: whether this layout only says which rows of the data are read here: its workers exchange
+            nothing, because they come and go.
     """
 
     workers: int = 1
@@ -38,6 +44,9 @@ class ReplicaLayout:
     overlap: bool = False
     gradient_hook: GradientHook | None = None
     cross_device_sums: bool = False
+    members: int = 1
+    member: int = 0
+    apart: bool = False
 
     @property
     def replicas(self) -> int:
@@ -56,8 +65,17 @@ class ReplicaLayout:
         One replica has nothing to average, but takes the outer steps of DiLoCo.
         """
         hook = self.gradient_hook
-        alone = hook is not None and self.replicas == 1 and hook.outer is None
+        alone = hook is not None and self.replicas * self.members == 1 and hook.outer is None
         return 0 if hook is None or alone else hook.average_every
+
+    @property
+    def reading(self) -> ReplicaLayout:
+        """The layout by which training data are divided: the members of a quorum divide each batch."""
+        if self.members == 1:
+            return self
+        return dataclasses.replace(
+            self, workers=self.members, worker=self.member, members=1, member=0, apart=True
+        )
 
     @property
     def first_replica(self) -> int:

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from dtrain.launch.job.job_session import Session
+from dtrain.launch.job.launcher import Launcher
 from dtrain.launch.job.limits import convert_limit_errors
 from dtrain.launch.job.spec import JobSpec
 from dtrain.launch.job.task_logs import kept_logs
 from dtrain.launch.launchers import make_launcher
 from dtrain.launch.supervision.parameter_servers import ParameterServerJob
 from dtrain.launch.supervision.reports import exit_status
+from dtrain.launch.supervision.restarts import RestartedJob
 from dtrain.launch.supervision.synchronous import SynchronousJob
 from dtrain.launch.supervision.task_states import TaskStates
 
@@ -39,7 +41,8 @@ def launch_local(
     Each line of output is prefixed with its task. Without parameter servers, all tasks are workers: when one
     fails, all are ended and restarted under the rules of `restart_rules`, with fewer workers if the job
     allows it and a worker repeatedly fails before its first step. With parameter servers, the job also has a
-    chief and succeeds when the chief does; `parameter_servers` says what the failure of a task means.
+    chief and succeeds when the chief does; `parameter_servers` says what the failure of a task means. With a
+    quorum, a lost worker is started again by itself, and the others train on (`quorum`).
 
     A job that may be restarted, or has parameter servers, has one DTRAIN_JOB for all attempts and a
     DTRAIN_ATTEMPT, from 0, for each. After a failure, the last lines of the failed task are shown again. When
@@ -71,7 +74,7 @@ def launch_local(
     launcher = make_launcher(spec, session)
     if launcher.restarts_job:
         spec = dataclasses.replace(spec, max_restarts=0, min_workers=None)
-    job = ParameterServerJob(spec, launcher) if spec.ps else SynchronousJob(spec, launcher)
+    job = _job(spec, launcher)
     if states is not None:
         job.record.states = states
     logs = kept_logs(spec.log_dir, session.console, session.say)
@@ -80,3 +83,11 @@ def launch_local(
         launcher.job_ended(exit_status(outcome))
     job.finish(outcome)
     return exit_status(outcome)
+
+
+def _job(spec: JobSpec, launcher: Launcher) -> RestartedJob:
+    if spec.quorum is not None:
+        from dtrain.launch.supervision.quorum import QuorumJob  # late: other jobs need no NumPy
+
+        return QuorumJob(spec, launcher)
+    return ParameterServerJob(spec, launcher) if spec.ps else SynchronousJob(spec, launcher)

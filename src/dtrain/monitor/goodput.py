@@ -6,6 +6,7 @@ It is computed from the events of all attempts (`events.jsonl`), whose lines say
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ KINDS: Mapping[str, str] = {
     "restore": "finding and restoring a checkpoint",
     "repeated": "steps done again by a later attempt, and the time after the last line of a failed one",
     "restart": "the time from a failure to the first process of the next attempt",
+    "away": "other workers of a quorum were away: their share of the workers, of the productive time",
     "validation": "evaluation during training",
     "callbacks": "other callbacks, and Keras' loop",
     "other": "the time between trainings and after them",
@@ -47,6 +49,16 @@ class Goodput:
     steps: int
     repeated_steps: int
     attempts: int
+
+    def without(self, away: float) -> Goodput:
+        """This goodput, less what other workers of a job with a quorum did not do.
+
+        Args:
+            away: the seconds for which they were away, summed over them and divided by the number of workers.
+        """
+        lost = min(max(0.0, away), self.seconds["productive"])
+        productive = self.seconds["productive"] - lost
+        return dataclasses.replace(self, seconds={**self.seconds, "productive": productive, "away": lost})
 
     @property
     def wall_seconds(self) -> float:
@@ -82,7 +94,8 @@ def of_record(entry: object) -> Goodput | None:
     """The goodput in `run.json`; None if the entry is missing or malformed."""
     if not isinstance(entry, dict) or not isinstance(entry.get("seconds"), dict):
         return None
-    seconds = {kind: finite(entry["seconds"].get(kind)) for kind in KINDS}
+    found = {"away": 0.0, **entry["seconds"]}  # earlier versions had no such kind
+    seconds = {kind: finite(found.get(kind)) for kind in KINDS}
     counts = [_count(entry.get(name)) for name in ("steps", "repeated_steps", "attempts")]
     if None in counts or any(value is None or value < 0 for value in seconds.values()):
         return None

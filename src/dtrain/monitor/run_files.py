@@ -79,6 +79,7 @@ def ended_record(
     """
     report = getattr(history, "time_report", ()) if epochs is None else epochs
     last = {name: series[-1] for name, series in history.history.items() if series and name != RATE}
+    quorum = getattr(history, "quorum_report", None)
     return finish_record(
         record,
         examples_per_second=of_report(report),
@@ -89,18 +90,30 @@ def ended_record(
         divided=divided_sizes(model),
         input_report=getattr(history, "input_report", None),
         time_report=report,
-        goodput=_goodput(run) if ranks.is_chief() else None,
+        goodput=_goodput(run, quorum) if ranks.is_chief() else None,
+        quorum=quorum,
     )
 
 
-def _goodput(run: RunDirectory) -> dict[str, Any] | None:
-    """The goodput of a run that ends now, over all attempts; None if its events cannot be read."""
+def _goodput(run: RunDirectory, quorum: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The goodput of a run that ends now, over all attempts; None if its events cannot be read.
+
+    Args:
+        run: the run's directory.
+        quorum: what the rounds of a quorum have used and lacked (`QuorumReport`); None without a quorum.
+    """
     now = {"kind": "now", "time": time.time(), "process": process_began(), "elapsed": elapsed()}
     try:
         goodput = goodput_of(itertools.chain(read_events(run.events), [now]))
     except OSError:
         return None
-    return None if goodput is None else goodput.as_record()
+    if goodput is None:
+        return None
+    if quorum:
+        # The events tell of the first worker, so its own absence counts there.
+        away = quorum["away_seconds"] - quorum["first_away_seconds"]
+        goodput = goodput.without(away / quorum["workers"])
+    return goodput.as_record()
 
 
 def write_end(

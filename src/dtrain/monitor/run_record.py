@@ -89,6 +89,7 @@ def finish_record(
     input_report: Sequence[Mapping[str, Any]] | None = None,
     time_report: Sequence[Mapping[str, Any]] | None = None,
     goodput: Mapping[str, Any] | None = None,
+    quorum: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The final record of a run that has ended.
 
@@ -104,6 +105,7 @@ def finish_record(
         time_report: the time of each epoch by part, as in `History.time_report`; the time of a step is
             computed from it.
         goodput: where the wall time of all attempts went; None if unknown.
+        quorum: what the rounds of a job with a quorum have used and lacked; None without a quorum.
 
     Returns:
         A new dictionary, with `status` "finished".
@@ -135,6 +137,7 @@ def finish_record(
         **({"input": _waiting(input_report)} if input_report else {}),
         **({"time": _time(time_report)} if time_report else {}),
         **({"goodput": dict(goodput)} if goodput else {}),
+        **({"quorum": dict(quorum)} if quorum else {}),
     }
 
 

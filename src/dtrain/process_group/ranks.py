@@ -12,7 +12,7 @@ from typing import Any
 from dtrain import environments
 from dtrain.environments import current, settings
 from dtrain.environments.topology import Topology
-from dtrain.errors import ClusterConfigError
+from dtrain.errors import ClusterConfigError, ConfigurationError
 
 
 def rank() -> int:
@@ -164,6 +164,16 @@ def _exchange(value: Any, timeout: float | None, call: str) -> list[Any]:
     size = world_size()
     if size == 1:
         return [value]
+    if settings.quorum() is not None:
+        from dtrain.process_group import quorum_client
+
+        client = quorum_client.connected()
+        if client is None:
+            raise ConfigurationError(
+                f"{call} was called before a strategy of dtrain's connects the workers of this job.",
+                hint="make dtrain.MultiWorkerMirroredStrategy(gradient_hook=...) before this call",
+            )
+        return [client.meet(value, call)]
     from dtrain.interfaces.replica_layout import ReplicaLayout
     from dtrain.process_group.value_exchange import exchange
 

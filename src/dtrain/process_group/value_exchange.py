@@ -41,7 +41,8 @@ def exchange(
     All workers must call it, equally often.
 
     Args:
-        layout: the layout of the strategy.
+        layout: the layout of the strategy. Where its workers exchange nothing (`apart`), all are taken to
+            have this worker's value.
         value: a small value that `encode` accepts.
         timeout: seconds to wait for the other workers; None waits as long as they are alive.
         objects: whether to accept any value that can be pickled, if the workers share a secret. Unpickling
@@ -59,8 +60,8 @@ def exchange(
         ConfigurationError: the workers are not connected, or a worker's value cannot be sent; all raise it.
         NotPlainError: without `objects`, `encode` does not accept the value.
     """
-    if layout.workers == 1:
-        return [value]
+    if layout.workers == 1 or layout.apart:
+        return [value] * layout.workers
     connected = peers.connected()
     if connected is None:
         raise ConfigurationError(

@@ -101,8 +101,12 @@ class ReplicaRunner:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """As in `tf.distribute.Strategy`; 1 in a step of `fit`, which is traced as one device's program."""
-        return reported_replicas(super().num_replicas_in_sync)  # type: ignore[misc]
+        """As in `tf.distribute.Strategy`; 1 in a step of `fit`, which is traced as one device's program.
+
+        In a job with a quorum, the replicas of all workers count, as a batch is divided among them.
+        """
+        members: int = getattr(getattr(getattr(self, "dtrain_managed", None), "layout", None), "members", 1)
+        return reported_replicas(members * super().num_replicas_in_sync)  # type: ignore[misc]
 
     def run(
         self,

@@ -30,6 +30,7 @@ from dtrain.process_group import peers
 from dtrain.process_group.secret import on_loopback
 from dtrain.process_group.value_exchange import exchange
 from dtrain.strategies import common, devices
+from dtrain.strategies.quorum_workers import check_one_device, quorum_of, seed_alike
 from dtrain.task import channel
 from dtrain.upstream import tensorflow_names, tf_tracing
 from dtrain.upstream.servers import abort_collectives
@@ -77,6 +78,16 @@ class ServerlessExtended(MultiWorkerMirroredExtended):
 
     def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> tuple[Any, str]:
         return super()._initialize_local_devices(cluster_resolver, "")
+
+    def _initialize_local(self, cluster_resolver: Any, devices: Any = None) -> None:
+        # It warns where TensorFlow's collectives cannot be configured any more, which are not used here.
+        logger = tf.get_logger()
+        level = logger.level
+        logger.setLevel("ERROR")
+        try:
+            super()._initialize_local(cluster_resolver, devices)
+        finally:
+            logger.setLevel(level)
 
 
 class MultiWorkerMirroredStrategy(
@@ -143,19 +154,26 @@ class MultiWorkerMirroredStrategy(
     ) -> None:
         asked, options = _options(communication_options, communication)
         hook = hook_of(gradient_hook)
-        topology = current() if cluster_resolver is None else _topology_of(cluster_resolver)
+        by_program = cluster_resolver is not None
+        job = current() if cluster_resolver is None else _topology_of(cluster_resolver)
+        quorum = quorum_of(job, hook, type(self).__name__, by_program=by_program)
+        topology = job if quorum is None else None  # a member of a quorum is its strategy's only worker
         common.prepare(memory_growth=memory_growth)
         if topology is not None and topology.world_size > 1:
             _connect_peers(topology, peer_timeout)
-        by_program = cluster_resolver is not None
         if not by_program and topology is not None and not known_to_tensorflow():
             cluster_resolver = common.resolver_of(topology)
         replicas, gpus = _local_replicas(cluster_resolver)
+        if quorum is not None:
+            check_one_device(replicas)
+            cluster_resolver = _alone(replicas if gpus else 0)
         layout = ReplicaLayout(
             workers=1 if topology is None else topology.world_size,
             worker=0 if topology is None or topology.world_size == 1 else topology.rank,
             local_replicas=replicas,
             gradient_hook=hook,
+            members=1 if quorum is None else quorum.size,
+            member=0 if quorum is None else quorum.rank,
         )
         hosts = topology.hosts if topology is not None and layout.workers > 1 else ("",)
         layout = replace(layout, shard_groups=self._shard_groups(layout, hosts))
@@ -172,7 +190,7 @@ class MultiWorkerMirroredStrategy(
         if layout.workers > 1:
             chosen = self.dtrain_communication
             layout = replace(layout, sums=chosen.sums, overlap=chosen.overlap)
-        self.dtrain_managed = ManagedStrategy(layout=layout)
+        self.dtrain_managed = ManagedStrategy(layout=layout, quorum=quorum)
         self._collective_key_base = common.next_collective_key_base()
         serverless = transport is not None or layout.workers == 1
         connected = peers.connected()
@@ -183,15 +201,17 @@ class MultiWorkerMirroredStrategy(
         kind = self._extended_class(serverless=serverless)
         extended = _extended(kind, self, cluster_resolver, options)
         tf.distribute.Strategy.__init__(self, extended)
-        if topology is not None:
-            join(topology, by_program=by_program)
+        if job is not None:
+            join(job, by_program=by_program)
         calls = install(extended, layout, transport, gpus=gpus)
         self.dtrain_managed = replace(self.dtrain_managed, calls=calls)
         if layout.overlap:
             self.dtrain_managed = replace(self.dtrain_managed, reduction_groups=buckets)
         _seed_alike(layout)
+        if quorum is not None:
+            seed_alike()
         strategy_made(self)
-        if layout.workers > 1:
+        if layout.workers * layout.members > 1:
             channel.report_connected()
 
     def _shard_groups(self, layout: ReplicaLayout, hosts: Sequence[str]) -> ShardGroups | None:
@@ -247,6 +267,12 @@ def _local_replicas(resolver: Any) -> tuple[int, bool]:
     if gpus and isinstance(resolver, _GIVEN_DEVICES):
         gpus = resolver.num_accelerators().get("GPU", 0)
     return (gpus, True) if gpus else (devices.planned("CPU"), False)
+
+
+def _alone(gpus: int) -> Any:
+    """The resolver of a worker that TensorFlow takes for a process without a job."""
+    alone = tf.train.ClusterSpec({})
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(alone, num_accelerators={"GPU": gpus})
 
 
 def _extended(kind: Any, strategy: Any, resolver: Any, options: Any) -> Any:

@@ -49,6 +49,8 @@ def shared_between_workers(callbacks: Sequence[Any], layout: ReplicaLayout) -> l
         ConfigurationError: Keras' `BackupAndRestore` would save divided weights.
     """
     callbacks = list(callbacks)
+    if layout.member > 0:
+        return [_member(callback, layout) for callback in callbacks]
     if layout.workers == 1:
         return callbacks
     for callback in callbacks:
@@ -72,6 +74,20 @@ def shared_between_workers(callbacks: Sequence[Any], layout: ReplicaLayout) -> l
         _follower(callback, layout) if path in followed else callback
         for callback, path in zip(callbacks, paths, strict=True)
     ]
+
+
+def _member(callback: Any, layout: ReplicaLayout) -> Any:
+    """What a worker of a job with a quorum runs in place of a callback, unless it is the first worker.
+
+    All run on one machine, so the first worker writes all files, and saves and restores.
+    """
+    if hasattr(callback, "dtrain_session") or is_tracker(callback):
+        return keras.callbacks.Callback()
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        return keras.callbacks.Callback()
+    if isinstance(callback, keras.callbacks.ModelCheckpoint) or _path(callback) is not None:
+        return _follower(callback, layout)
+    return callback
 
 
 def is_tracker(callback: Any) -> bool:
@@ -111,8 +127,11 @@ def _follower(callback: Any, layout: ReplicaLayout) -> Any:
         quiet.filename = os.devnull
     else:
         scratch = tempfile.TemporaryDirectory(prefix="dtrain-follower-")
-        quiet.log_dir = scratch.name
         quiet._dtrain_scratch = scratch
+        if isinstance(callback, keras.callbacks.ModelCheckpoint):
+            quiet.filepath = str(Path(scratch.name) / Path(callback.filepath).name)
+        else:
+            quiet.log_dir = scratch.name
     return quiet
 
 

@@ -16,6 +16,7 @@ from dtrain.base.log import logger
 from dtrain.engine.batches.batch_rows import without_optionals
 from dtrain.engine.execution.xla_steps import XlaSteps, replica_device
 from dtrain.engine.feed.groups import Part
+from dtrain.engine.replica.context import reporting_one_replica
 from dtrain.engine.step.steps import Program, first_replica, run_step, step_is_stock
 from dtrain.engine.step.xla_rule import runs_in_xla
 from dtrain.upstream import tf_tracing
@@ -109,4 +110,9 @@ class LocalProgram(Program):
         strategy, step = self._model.distribute_strategy, getattr(self._model, self._name)
         if self.stock:
             step = functools.partial(run_step, self._model, self._name, stock=True)
-        return first_replica(strategy, strategy.run(step, args=(data,)))
+
+        def alone(data: Any) -> Any:
+            with reporting_one_replica():  # a member of a quorum has others, and steps without them
+                return step(data)
+
+        return first_replica(strategy, strategy.run(alone, args=(data,)))

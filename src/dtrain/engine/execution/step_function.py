@@ -208,6 +208,7 @@ class StepFunction:
         """
         local = self._local()
         ran = run(*local.next_run(most))
+        local.count(ran.examples)
         local.note(ran.steps)
         return ran
 

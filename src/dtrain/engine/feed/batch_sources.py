@@ -19,7 +19,6 @@ from dtrain.engine.feed.position import DataPosition
 from dtrain.engine.feed.py_datasets import PyDatasetSource, can_be_opened
 from dtrain.engine.feed.split_datasets import SplitDataset
 from dtrain.interfaces.dataset_parts import own_positions
-from dtrain.interfaces.managed_strategy import layout_of
 from dtrain.interfaces.replica_layout import ReplicaLayout
 from dtrain.process_group.value_exchange import exchange
 from dtrain.upstream import keras_adapters
@@ -92,7 +91,13 @@ def source_of(adapter: Any, steps_per_epoch: int | None, layout: ReplicaLayout |
     return ReplayedSource(keras_adapters.kind_of(adapter), dataset, 1 if layout is None else layout.replicas)
 
 
-def divided(dataset: Any, source: Source, strategy: Any, grouped: Callable[[Any], Any]) -> Any:
+def divided(
+    dataset: Any,
+    source: Source,
+    strategy: Any,
+    grouped: Callable[[Any], Any],
+    layout: ReplicaLayout | None,
+) -> Any:
     """The iterable over a dataset's global batches, divided among the replicas of a strategy.
 
     Args:
@@ -100,11 +105,11 @@ def divided(dataset: Any, source: Source, strategy: Any, grouped: Callable[[Any]
         source: the source of the dataset.
         strategy: the model's strategy.
         grouped: returns an iterator over groups of batches for a single replica, or None.
+        layout: how the replicas are distributed that divide the batches.
 
     Returns:
         A `SplitDataset`, or a `tf.distribute.DistributedDataset` if TensorFlow divides the dataset.
     """
-    layout = layout_of(strategy)
     own = None
     if isinstance(source, ArraySource) and dataset is source.dataset:
         own = None if layout is None else source.passes(layout)

@@ -63,7 +63,10 @@ class DataFeed(ResumableFeed):
         self._call_size = CallSize(layout or ReplicaLayout(), every_batch=watched, alone=alone)
         self._groups: Groups | None = None
         self._in_xla: bool | None = None  # None until the first iterator over the data is made
-        self._source = batch_sources.source_of(self.data_adapter, self.steps_per_epoch, layout)
+        # The members of a quorum divide the batches of training; each evaluates on all of its data.
+        trains = self._loop.kind == "fit"
+        self._divided_by = layout.reading if layout is not None and trains else layout
+        self._source = batch_sources.source_of(self.data_adapter, self.steps_per_epoch, self._divided_by)
         dataset = self._source.dataset
         self.element_spec = dataset.element_spec
         self._fingerprint = self._source.fingerprint | {
@@ -108,7 +111,8 @@ class DataFeed(ResumableFeed):
         """The iterable over a dataset of global batches, divided among the replicas."""
         feed = weakref.proxy(self)  # a cycle would keep the tensors of the data into the next `fit`
         source, strategy = self._source, self._distribute_strategy
-        return batch_sources.divided(dataset, source, strategy, lambda data: feed._grouped(data))
+        grouped = lambda data: feed._grouped(data)  # noqa: E731
+        return batch_sources.divided(dataset, source, strategy, grouped, self._divided_by)
 
     def _grouped(self, dataset: Any) -> Any:
         """An iterator over groups of batches, if the model's steps run in XLA; else None."""

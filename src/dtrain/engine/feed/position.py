@@ -6,8 +6,11 @@ How a source opens a position is not decided here, but in `dataset_sources.py`, 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+import numpy as np
 
 from dtrain.errors import DataError
 
@@ -81,3 +84,29 @@ def restored(saved: dict[str, Any], fingerprint: dict[str, Any]) -> DataPosition
                 "another folder.",
             )
     return DataPosition(**saved["place"])
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value is a whole number from 0, of a size that a count can have."""
+    number = int(value) if isinstance(value, np.integer) else value
+    return type(number) is int and 0 <= number < 1 << 63
+
+
+_FORMS: Mapping[str, Callable[[object], bool]] = {
+    "int": is_whole,
+    "bool": lambda value: isinstance(value, bool | np.bool_),
+    "int | None": lambda value: value is None or is_whole(value),
+}
+
+
+def is_position(value: object) -> bool:
+    """Whether a value has the form of those that `DataPosition.saved` returns."""
+    if not isinstance(value, dict):
+        return False
+    place = value.get("place")
+    return (
+        isinstance(place, dict)
+        and all(isinstance(value.get(name), dict) for name in ("source", "data"))
+        and {*place} == {field.name for field in fields(DataPosition)}
+        and all(_FORMS[str(field.type)](place[field.name]) for field in fields(DataPosition))
+    )

@@ -27,13 +27,16 @@ from dtrain.engine.callbacks.time_report import TimeReport
 from dtrain.engine.callbacks.timed_callbacks import timed
 from dtrain.engine.execution.step_function import StepFunction
 from dtrain.engine.fit.memory_advice import memory_explained, warn_of_memory
+from dtrain.engine.fit.quorum_session import QuorumSession
 from dtrain.engine.loops.local_state import LocalState
 from dtrain.engine.loops.loop import Loop, loop_of
 from dtrain.engine.step.xla_rule import note_compiled
 from dtrain.engine.synchronisation.accumulation import MicroBatchSums, abandon, can_sum_locally
 from dtrain.engine.synchronisation.outer_steps import OuterSteps, outer_step_of
+from dtrain.engine.synchronisation.quorum_rounds import QuorumRounds
 from dtrain.engine.synchronisation.steps_without_hook import StepsWithoutHook
 from dtrain.engine.synchronisation.weight_averages import WeightAverages
+from dtrain.environments import settings
 from dtrain.errors import ConfigurationError
 from dtrain.interfaces.dataset_parts import datasets_in_place
 from dtrain.interfaces.managed_strategy import is_managed, layout_of, managed
@@ -126,6 +129,7 @@ def _loop_of_fit(
     as_list = not isinstance(given, keras.callbacks.CallbackList)
     if is_dtrains:
         _check_counts(arguments)
+        _check_quorum(layout)
         callbacks = expanded(callbacks, model, arguments) if as_list else callbacks
         check_model(model)
         warn_of_memory(model, layout)
@@ -147,6 +151,8 @@ def _loop_of_fit(
     if layout is not None:
         local = _local_state(model, callbacks, layout, sums=as_list and not training)
     session = session_of(callbacks, model, arguments)
+    if isinstance(local, QuorumRounds):
+        session = QuorumSession(session, local, epochs=int(arguments["epochs"]))
     prepared = timed(session.callbacks(callbacks), callbacks, agreement and agreement.before)
     arguments["callbacks"] = relisted(given, prepared, model)
     return Loop(
@@ -285,6 +291,8 @@ def epoch_logs(original: Callable[..., Any], self: Any, logs: Any) -> Any:
                 results = logs
             else:
                 alike = True
+        if loop.kind == "fit":
+            results = loop.local.whole_logs(results)
     if alike and loop.kind == "fit" and managed(self.distribute_strategy).waited is not None:
         running = current_operation()
         if running is not None and running.epoch > loop.first_epoch:
@@ -332,9 +340,23 @@ def _check_batch(arguments: dict[str, Any], layout: ReplicaLayout) -> None:
         )
 
 
+def _check_quorum(layout: ReplicaLayout | None) -> None:
+    """Checks that a worker of a job with a quorum takes part in rounds.
+
+    Raises:
+        ConfigurationError: its strategy has none, so it would train alone.
+    """
+    if settings.quorum() is not None and (layout is None or layout.members == 1):
+        raise ConfigurationError(
+            "The job was started with --quorum, but the strategy of this model has no rounds: each worker "
+            "would train alone.",
+            hint='use dtrain.MultiWorkerMirroredStrategy(gradient_hook="diloco"), or leave out --quorum',
+        )
+
+
 def _verbose(verbose: Any, layout: ReplicaLayout | None) -> Any:
     """The `verbose` of this worker: only the first worker of a job shows a progress bar."""
-    return 0 if layout is not None and layout.worker > 0 else verbose
+    return 0 if layout is not None and layout.worker + layout.member > 0 else verbose
 
 
 def _local_state(model: Any, callbacks: list[Any], layout: ReplicaLayout, *, sums: bool) -> LocalState:
@@ -349,6 +371,8 @@ def _local_state(model: Any, callbacks: list[Any], layout: ReplicaLayout, *, sum
     if layout.average_every:
         # A callback of another `fit` of this model may have called this `fit`: average what that one holds.
         loop_of(model).local.close()
+        if (quorum := managed(model.distribute_strategy).quorum) is not None:
+            return QuorumRounds(model, layout, callbacks, quorum)
         kind = WeightAverages if outer_step_of(model) is None else OuterSteps
         return kind(model, layout, callbacks)
     hook = layout.gradient_hook
@@ -364,7 +388,7 @@ def _reports(arguments: dict[str, Any], callbacks: list[Any], layout: ReplicaLay
     """The engine's own callbacks for the data, the loss and the progress of a `fit`."""
     reports: list[Any] = []
     if not any(isinstance(callback, LossAlarm) for callback in callbacks):
-        reports.append(LossAlarm(reports=layout is None or layout.worker == 0))
+        reports.append(LossAlarm(reports=layout is None or layout.worker + layout.member == 0))
     given_bar = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in callbacks)
     if arguments["verbose"] not in (0, False) and not given_bar:
         reports.append(ProgressBar())

@@ -17,6 +17,15 @@ class FitSession:
         """The callbacks that `fit` runs in place of the given ones."""
         return callbacks
 
+    def joins(self, epoch: int, done: int, total: int) -> None:
+        """Called where this worker takes the state of others that train; nothing else is to be restored.
+
+        Args:
+            epoch: the epoch in which it goes on, counted from 0.
+            done: completed steps of that epoch.
+            total: completed steps of all epochs.
+        """
+
     def attach(self, iterator: Any) -> None:
         """Called with the epoch iterator that `fit` trains on, before any callback is called."""
 

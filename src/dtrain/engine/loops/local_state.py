@@ -57,11 +57,18 @@ class LocalState:
         """
         return None, most
 
+    def count(self, examples: int | None) -> None:
+        """Notes the examples of the steps that have run, over all replicas; called before `note`."""
+
     def note(self, steps: int) -> None:
         """Notes that steps have run."""
 
     def close(self) -> None:
         """Makes all replicas equal, at the end of an epoch's steps."""
+
+    def whole_logs(self, logs: Any) -> Any:
+        """The logs of an epoch over all that train, given those of this strategy's replicas."""
+        return logs
 
     def restore(self, *, apart: bool) -> None:
         """Notes that a checkpoint was restored; `apart` is as the attribute for what it held."""

@@ -37,7 +37,7 @@ def save(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) 
             return original(self, *args, **kwargs)
     layout = layout_of(strategy)
     filepath: Any = kwargs.get("filepath", args[0] if args else None)
-    if layout is None or layout.workers == 1 or not _is_local(filepath):
+    if layout is None or layout.workers * layout.members == 1 or not _is_local(filepath):
         return original(self, *args, **kwargs)
     args = args[1:] if "filepath" not in kwargs else args
     kwargs.pop("filepath", None)

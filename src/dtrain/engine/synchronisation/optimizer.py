@@ -26,6 +26,7 @@ from dtrain.engine.replica.single_program import under_strategy
 from dtrain.engine.replica.thread_state import thread_state
 from dtrain.engine.sharding.divided_gradients import like_weights
 from dtrain.engine.sharding.sharding_plan import broadcast_updates, plans
+from dtrain.errors import StepError
 from dtrain.interfaces.managed_strategy import is_managed, layout_of, managed
 from dtrain.interfaces.scope_checks import check_optimizer_left_out, check_same_strategy
 from dtrain.upstream import keras_optimizers, tf_replicas
@@ -109,7 +110,17 @@ def _alone(original: Callable[..., Any], optimizer: Any, grads: list[Any], varia
     """With one replica: applies locally.
 
     Keras would call `merge_call` for one replica too, even inside a `cond`, where TensorFlow forbids it.
+
+    Raises:
+        StepError: this process has others, as a member of a quorum, and it is not a step of `fit`.
     """
+    layout = layout_of(tf.distribute.get_strategy())
+    if layout is not None and layout.members > 1 and not thread_state.reports_one_replica:
+        raise StepError(
+            "Gradients were applied outside of fit, in a job with a quorum: its workers meet in the rounds "
+            "of fit, so each would train alone.",
+            hint="train with fit, or leave out --quorum",
+        )
     with local_update():
         return original(optimizer, grads, variables)
 

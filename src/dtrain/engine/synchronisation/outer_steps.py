@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dtrain.collectives.quantization import Quantization
+from dtrain.base.quantization import Quantization
 from dtrain.engine.replica.context import all_reduce_sum, local_update
 from dtrain.engine.synchronisation.weight_averages import WeightAverages, wide
 from dtrain.errors import ConfigurationError
@@ -69,7 +69,7 @@ class Fragment:
             total = strategy.experimental_local_results(self._run(strategy, self._summed))[0]
             self._total = lambda: total
             return
-        changes = strategy.experimental_local_results(self._run(strategy, self._changes))[0].numpy()
+        changes = self.changed(strategy)
         how = None if bits is None else Quantization(bits)
         self._total = calls.begin_sum(changes, how, int(self.optimizer.iterations))
 
@@ -82,6 +82,10 @@ class Fragment:
             late: whether replicas have taken steps meanwhile, of which they keep a part.
         """
         total, self._total, self.due = self._total(), lambda: None, None
+        self.take(strategy, total, replicas, late=late)
+
+    def take(self, strategy: Any, total: Any, replicas: int, *, late: bool = False) -> None:
+        """Takes an outer step by the sum of what so many replicas have changed; `late` as for `end`."""
         key = replicas, late
 
         def take(total: Any) -> None:
@@ -92,6 +96,12 @@ class Fragment:
                 lambda total: strategy.run(take, args=(total,))
             )
         self._functions[key](tf.convert_to_tensor(total))
+
+    def changed(self, strategy: Any) -> np.ndarray:
+        """What the first replica of this process has changed, one vector."""
+        changes = strategy.experimental_local_results(self._run(strategy, self._changes))
+        first: np.ndarray = changes[0].numpy()
+        return first
 
     def _run(self, strategy: Any, function: Callable[[], Any]) -> Any:
         """What a function returns on the replicas of this process."""

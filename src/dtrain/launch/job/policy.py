@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dtrain.environments.topology import Task
+from dtrain.launch.job.task_handle import TaskCommand
 from dtrain.task.task_messages import Message
 
 GRACE = 5.0
@@ -55,6 +56,10 @@ class Policy:
     def on_start(self, task: Task, pid: int) -> str:
         """A task was started as process `pid`; returns a line to show to the user, or ""."""
         return ""
+
+    def again(self, command: TaskCommand) -> TaskCommand:
+        """The command by which a task is started again, given the one before."""
+        return command
 
     def on_exit(self, task: Task, code: int) -> Decision:
         """Decide what a task's exit means; `code` is negative for a death by signal.

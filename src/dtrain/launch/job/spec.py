@@ -114,8 +114,12 @@ class JobSpec:
         min_workers: the smallest number of workers with which the job continues; None means all of them.
             A worker's index changes when other workers are absent; its place, from 0 to `workers` - 1, does
             not. Each worker finds its place in DTRAIN_PLACE. Not with parameter servers.
+        quorum: the fewest workers whose contributions a round of local SGD or DiLoCo needs; None for a job
+            in which all workers are needed. A worker that is lost is then started again by itself. Only with
+            the launcher "local".
         ps: the number of parameter servers. With at least one, the job also has a chief.
-        max_restarts: the limit of restarts within any hour; None means 3. A restart that a task asks for
+        max_restarts: the limit of restarts within any hour; None means 3. With a quorum it is that of each
+            worker, and None means 10. A restart that a task asks for
             after saving a checkpoint, because its machine is about to be taken away, does not count.
         spares: the number of processes that import TensorFlow in advance and become tasks of the next
             attempt, at most one per worker. None means one per worker if the job may be restarted. Not with
@@ -150,6 +154,7 @@ class JobSpec:
     command: Sequence[str]
     workers: int
     min_workers: int | None = None
+    quorum: int | None = None
     ps: int = 0
     max_restarts: int | None = None
     spares: int | None = None
@@ -186,6 +191,7 @@ class JobSpec:
                 check_seconds(name, value)
         self._check_elastic()
         self._check_mpi()
+        self._check_quorum()
         if self.gpus and len(self.gpus) < self.workers:
             raise ConfigurationError(
                 f"gpus has {counted(len(self.gpus), 'value')} ({', '.join(self.gpus)}), but the job has "
@@ -208,7 +214,7 @@ class JobSpec:
     @property
     def spare_count(self) -> int:
         """The number of spares that the job keeps ready; 0 where spares are impossible or never used."""
-        if not self._can_have_spares() or not self.restarts:
+        if not self._can_have_spares() or not self.restarts or self.quorum is not None:
             return 0
         return self.workers if self.spares is None else min(self.spares, self.workers)
 
@@ -235,6 +241,43 @@ class JobSpec:
             raise ConfigurationError(
                 f"min_workers is {fewest}, but max_restarts is 0: nothing is started again with fewer.",
                 hint="Leave one of them out.",
+            )
+
+    def _check_quorum(self) -> None:
+        if self.quorum is None:
+            return
+        check_integer("quorum", self.quorum, least=1)
+        check_integer("workers of a job with a quorum", self.workers, least=2)
+        if self.quorum > self.workers:
+            raise ConfigurationError(
+                f"quorum is {self.quorum}, but the job has {self.workers} workers.",
+                hint="Set it to as many contributions as a round needs at least, such as "
+                f"{max(1, self.workers * 3 // 4)}.",
+            )
+        if self.launcher != "local":
+            raise ConfigurationError(
+                f"quorum is {self.quorum}, and the launcher is {self.launcher!r}: a job with a quorum runs "
+                "on this machine, by the launcher 'local'.",
+                hint="Leave one of them out.",
+            )
+        others = {
+            "ps": self.ps,
+            "min_workers": self.min_workers,
+            "spares": self.spares,
+            "hang_timeout": self.hang_timeout,
+        }
+        for name, value in others.items():
+            if value:
+                raise ConfigurationError(
+                    f"quorum is {self.quorum}, and {name} is {value:g}: with a quorum, a lost worker is "
+                    "started again by itself, and a slow one holds nobody up.",
+                    hint="Leave one of them out.",
+                )
+        if (self.devices_per_worker or 1) > 1:
+            raise ConfigurationError(
+                f"quorum is {self.quorum}, and devices_per_worker is {self.devices_per_worker}, but a worker "
+                "of such a job has one device.",
+                hint="Start more workers instead.",
             )
 
     def _check_servers(self) -> None:

@@ -266,6 +266,7 @@ class Job:
         else:
             for task in [task for task, due in self._due.items() if now >= due]:
                 del self._due[task]
+                self._commands[task] = self._policy.again(self._commands[task])
                 self._start([task])
 
     def _running(self, tasks: Iterable[Task]) -> list[Task]:

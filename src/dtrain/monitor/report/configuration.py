@@ -29,6 +29,7 @@ _OUTCOME = (
     "wall_time_seconds",
     "final_metrics",
     "input",
+    "quorum",
     "time",
     "goodput",
 )
