@@ -12,6 +12,8 @@ from dtrain.base.clock import REAL, Clock
 GRACE = 5.0
 """The least seconds for which a round that has its quorum waits for the rest of its members."""
 
+_FRESH_GRACE = 1.0  # the least seconds that a worker in its first round is waited for
+
 START_GRACE = 300.0
 """The seconds for which a `fit` whose quorum is there waits for the other workers that still run."""
 
@@ -145,7 +147,7 @@ class QuorumRules:
             self._enough_at = now
         awaited, took = self.members - self.came, self._enough_at - self._begun
         return not awaited or now >= self._enough_at + (
-            took / 2 if awaited <= self._fresh else max(self._grace, took)
+            max(_FRESH_GRACE, took / 2) if awaited <= self._fresh else max(self._grace, took)
         )
 
     def end_round(self) -> set[int]:
