@@ -139,7 +139,9 @@ class QuorumRules:
 
     def is_complete(self) -> bool:
         """Whether the present round ends now."""
-        if not self.came or (self._needs_quorum and len(self.came) < self.fewest):
+        # Nobody joins within a round of logs, so it cannot wait for more than its members.
+        needed = self.fewest if self._needs_quorum else min(self.fewest, len(self.members))
+        if not self.came or len(self.came) < needed:
             self._enough_at = None
             return False
         now = self._clock.now()
