@@ -186,8 +186,11 @@ def test_who_comes_after_the_end_does_not_train(clock: GivenClock) -> None:
     assert not rules.join(worker=2, fit=0)
 
 
-def test_logs_need_no_quorum(clock: GivenClock) -> None:
+def test_logs_need_no_more_than_the_members(clock: GivenClock) -> None:
     rules = begun(clock)
+    rules.contribute(0, 0, 0, needs_quorum=False)
+    clock.pass_by(100)
+    assert not rules.is_complete()  # two of the three members
     rules.lose(1)
     rules.lose(2)
     rules.contribute(0, 0, 0, needs_quorum=False)

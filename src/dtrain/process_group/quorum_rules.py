@@ -12,6 +12,8 @@ from dtrain.base.clock import REAL, Clock
 GRACE = 5.0
 """The least seconds for which a round that has its quorum waits for the rest of its members."""
 
+_FRESH_GRACE = 1.0  # the least seconds that a worker in its first round is waited for
+
 START_GRACE = 300.0
 """The seconds for which a `fit` whose quorum is there waits for the other workers that still run."""
 
@@ -137,7 +139,9 @@ class QuorumRules:
 
     def is_complete(self) -> bool:
         """Whether the present round ends now."""
-        if not self.came or (self._needs_quorum and len(self.came) < self.fewest):
+        # Nobody joins within a round of logs, so it cannot wait for more than its members.
+        needed = self.fewest if self._needs_quorum else min(self.fewest, len(self.members))
+        if not self.came or len(self.came) < needed:
             self._enough_at = None
             return False
         now = self._clock.now()
@@ -145,7 +149,7 @@ class QuorumRules:
             self._enough_at = now
         awaited, took = self.members - self.came, self._enough_at - self._begun
         return not awaited or now >= self._enough_at + (
-            took / 2 if awaited <= self._fresh else max(self._grace, took)
+            max(_FRESH_GRACE, took / 2) if awaited <= self._fresh else max(self._grace, took)
         )
 
     def end_round(self) -> set[int]:
