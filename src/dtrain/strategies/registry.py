@@ -67,14 +67,14 @@ class StrategyEntry:
         return getattr(importlib.import_module(self.module), self.factory or self.class_name)
 
 
-_RESUMES = "a restarted program resumes from its last checkpoint, to the bit"
+_RESUMES = "a restarted program resumes from its last checkpoint, bit for bit"
 
 _ENTRIES = (
     StrategyEntry(
         name="default",
         spans="device",
         made_by="dtrain.get_strategy()",
-        purpose="programs on one device, and first tries",
+        purpose="programs on one device, and first experiments",
         updates="one device: no gradients to combine",
         replicas="1",
         failure=_RESUMES,
@@ -107,7 +107,7 @@ _ENTRIES = (
         replicas="one per GPU or logical CPU of this machine",
         failure=_RESUMES,
         ease="the name is enough",
-        limits="speeds up nothing on logical CPUs, which share the cores: use them for tests",
+        limits="gives no speed-up on logical CPUs, which share the cores: use those for tests",
         synonyms=("multigpu",),
         suggested_for=("dataparallel", "dp", "gpu", "multidevice"),
         module="dtrain.strategies.mirrored",
@@ -119,10 +119,10 @@ _ENTRIES = (
         purpose="several machines, or several processes of one",
         updates="synchronous: an all-reduce in every step, over MPI, sockets or NCCL",
         replicas="the replicas of all workers",
-        failure="all workers resume from the last checkpoint, to the bit; with `--workers MIN:MAX`, workers "
+        failure="all workers resume from the last checkpoint, bit for bit; with `--workers MIN:MAX`, workers "
         "that do not start are left out",
         ease="one process per worker: `dtrain launch --workers N`, `TF_CONFIG` or an MPI start",
-        limits="does not continue without a worker: when one dies, all resume from the last checkpoint",
+        limits="does not continue without a worker that died: all resume from the last checkpoint",
         synonyms=("multiworkermirrored", "collectiveallreduce"),
         suggested_for=(
             "allreduce",
@@ -142,7 +142,7 @@ _ENTRIES = (
         purpose="models larger than a device, on several machines or processes",
         updates="synchronous: replicas gather weights layer by layer, and reduce-scatter the gradients",
         replicas="the replicas of all workers",
-        failure="all workers resume from the last checkpoint, to the bit; with `--workers MIN:MAX`, workers "
+        failure="all workers resume from the last checkpoint, bit for bit; with `--workers MIN:MAX`, workers "
         "that do not start are left out",
         ease="one process per worker: `dtrain launch --workers N`, `TF_CONFIG` or an MPI start",
         limits="has no `strategy.run`; all workers must read and save weights together",
@@ -159,8 +159,8 @@ _ENTRIES = (
         replicas="one per device",
         failure=_RESUMES,
         ease="the name is enough",
-        limits="copies the weights to the devices in each step; trains on one machine only; has no XLA, "
-        "which reads weights on its own device only",
+        limits="copies the weights to the devices in each step; trains on one machine only; cannot use XLA, "
+        "whose programs read only weights on their own device",
         module="dtrain.strategies.central_storage",
     ),
     StrategyEntry(
@@ -170,9 +170,9 @@ _ENTRIES = (
         purpose="the cores of a TPU",
         updates="synchronous: an all-reduce in every step, between the cores",
         replicas="one per TPU core",
-        failure="nothing is promised, because it was not tried",
+        failure="nothing is promised, because failures were not tested",
         ease="the name is enough on a TPU VM; elsewhere the TPU's name",
-        limits="was not tested on a TPU: only the detection of TPUs and its errors are tested; Keras and "
+        limits="was not tested on a TPU: only the detection of TPUs and its errors were tested; Keras and "
         "TensorFlow train there without dtrain's additions",
         module="dtrain.strategies.tpu",
     ),
