@@ -96,7 +96,7 @@ def main() -> None:
     results: dict[str, Any] = {**jobs.circumstances(), "ways": {}}
     rows = []
     for way in WAYS:
-        steps = 10 if way == "synchronous" else 4 * EVERY
+        steps = 10 if way == "synchronous" else 6 * EVERY
         timed = measured(way, steps, delay=asked.delay, rate=asked.rate)
         trained = measured(way, LOSS_STEPS, delay=0.0, rate=0.0)
         results["ways"][way] = {**timed, "loss": trained["loss"]}
