@@ -141,7 +141,8 @@ def main() -> None:
     parser.add_argument("--every-seconds", type=float, default=60.0, help="from one kill to the next")
     parser.add_argument("--step-ms", type=float, default=50.0, help="how long each step waits in addition")
     asked = parser.parse_args()
-    results: dict[str, Any] = {**jobs.circumstances(), "asked": vars(asked), "jobs": {}}
+    options = {name: value for name, value in vars(asked).items() if name not in ("out", "rounds", "side")}
+    results: dict[str, Any] = {**jobs.circumstances(), "asked": options, "jobs": {}}
     for name, killing in (("undisturbed", False), ("killed", True)):
         results["jobs"][name] = measured(asked, killing=killing)
     whole, less = (results["jobs"][name] for name in ("undisturbed", "killed"))
