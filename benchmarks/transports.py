@@ -26,6 +26,8 @@ from cases import Case, Side, Starter
 from networks import NETWORKS
 from speed import starting
 
+from dtrain.bench.calibration_worker import in_graph
+
 BYTES = 30_000_000
 
 
@@ -144,20 +146,6 @@ def looped(strategy: Any, tensors: list[Any]) -> Callable[[int], Any]:
         return tf.add_n([tf.reshape(total, [-1])[0] for total in totals])
 
     return in_graph(lambda: strategy.run(inside))
-
-
-def in_graph(once: Callable[[], Any]) -> Callable[[int], Any]:
-    """So many calls of what gives a float, one after another, in one graph."""
-    import tensorflow as tf
-
-    def body(i: Any, seen: Any) -> Any:
-        return i + 1, seen + once()
-
-    function = tf.function(
-        lambda count: tf.while_loop(lambda i, _: i < count, body, (0, 0.0), parallel_iterations=1),
-        autograph=False,
-    )
-    return lambda count: function(tf.constant(count))[1].numpy()
 
 
 def by_mpi(numbers: int) -> Callable[[int], Any]:

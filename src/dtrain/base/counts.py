@@ -1,4 +1,4 @@
-"""Parses whole numbers in texts that others have written; Python's `int` refuses thousands of digits."""
+"""Parses and checks whole numbers that others have written; Python's `int` refuses thousands of digits."""
 
 from __future__ import annotations
 
@@ -19,3 +19,8 @@ def parse_count(text: str, most: int = MOST) -> int | None:
         return None
     number = int(digits)
     return number if number <= most else None
+
+
+def is_count(value: object) -> bool:
+    """Whether a value of JSON is a whole number from 0 that a size in bytes can be."""
+    return type(value) is int and 0 <= value < 1 << 63

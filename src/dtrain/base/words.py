@@ -80,14 +80,18 @@ def whole_number(value: Any, name: str, least: int | None = None) -> int:
     return int(number)
 
 
+def is_number(value: Any) -> bool:
+    """Whether a value is one of Python's real numbers; booleans are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def check_seconds(name: str, value: Any) -> None:
     """Check that a value is a time that the system can wait for: a positive, finite number of seconds.
 
     Raises:
         ConfigurationError: the value is no number, or is out of range.
     """
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and 0 < value <= MOST_SECONDS):
+    if not (is_number(value) and 0 < value <= MOST_SECONDS):
         raise ConfigurationError(
             f"{name} is {value!r}, not a positive number of seconds up to {MOST_SECONDS:g}."
         )

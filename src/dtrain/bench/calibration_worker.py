@@ -127,7 +127,7 @@ def _together(what: str, once: Callable[[], Any]) -> tuple[float, float]:
     """The seconds of one, of many in a graph while all workers do the same, and the cores in use."""
     import dtrain
 
-    function, count = _looped(once), _COUNTS[what]
+    function, count = in_graph(once), _COUNTS[what]
     function(count)
     times, processor = [], []
     for _ in range(_ROUNDS):
@@ -163,7 +163,7 @@ def _small_fit(strategy: Any, workers: int) -> float:
 
 def _timed(what: str, once: Callable[[], Any]) -> float:
     """The seconds of one, of many in a graph one after another: the median of some rounds."""
-    function, count = _looped(once), _COUNTS[what]
+    function, count = in_graph(once), _COUNTS[what]
     function(3)
     times = []
     for _ in range(_ROUNDS):
@@ -173,8 +173,8 @@ def _timed(what: str, once: Callable[[], Any]) -> float:
     return statistics.median(times)
 
 
-def _looped(once: Callable[[], Any]) -> Callable[[int], Any]:
-    """So many calls of what gives a float, in one graph."""
+def in_graph(once: Callable[[], Any]) -> Callable[[int], Any]:
+    """So many calls of what gives a float, one after another, in one graph."""
     import tensorflow as tf
 
     def body(i: Any, seen: Any) -> Any:

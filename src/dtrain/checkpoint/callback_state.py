@@ -16,8 +16,8 @@ import keras
 import numpy as np
 
 from dtrain.base import safe_files
+from dtrain.base.counts import is_count
 from dtrain.base.log import logger
-from dtrain.checkpoint.tensor_file import is_count
 from dtrain.data.unpickling import dump_arrays, load_arrays
 from dtrain.errors import ConfigurationError, UnsafeFileError
 

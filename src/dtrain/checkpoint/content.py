@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from dtrain.base.counts import is_count
 from dtrain.base.log import logger
 from dtrain.checkpoint.group import Group
 from dtrain.checkpoint.layout import HINT
 from dtrain.checkpoint.stored import StoredCheckpoint, committed, read_share
-from dtrain.checkpoint.tensor_file import StoredTensor, is_count
+from dtrain.checkpoint.tensor_file import StoredTensor
 from dtrain.checkpoint.variables import AGGREGATIONS, Entry, TrainingVariables
 from dtrain.data.unpickling import dump_arrays, load_arrays
 from dtrain.environments import settings

@@ -23,10 +23,10 @@ from typing import Any
 
 from dtrain.base import safe_files
 from dtrain.base.clock import REAL, Clock
+from dtrain.base.counts import is_count
 from dtrain.checkpoint.group import Group
 from dtrain.checkpoint.pauses import pause_watch
 from dtrain.checkpoint.storages import storage_of
-from dtrain.checkpoint.tensor_file import is_count
 from dtrain.environments import settings
 from dtrain.errors import CheckpointError, UnsafeFileError
 from dtrain.interfaces.replica_layout import ReplicaLayout

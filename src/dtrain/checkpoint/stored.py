@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dtrain.base.counts import is_count
 from dtrain.base.log import logger
 from dtrain.checkpoint import layout
 from dtrain.checkpoint.storages import join, storage_of
-from dtrain.checkpoint.tensor_file import StoredTensor, is_count
+from dtrain.checkpoint.tensor_file import StoredTensor
 from dtrain.errors import CheckpointError
 
 _HINT = "Use an older checkpoint. If this happens again, check the disk and the network, which may lose data."

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dtrain.base import safe_files
+from dtrain.base.counts import is_count
 from dtrain.checkpoint.layout import HINT
 from dtrain.errors import CheckpointError
 
@@ -88,11 +89,6 @@ def _is_entry(entry: Any) -> bool:
         and isinstance(entry.get("shape"), list)
         and all(map(is_count, entry["shape"]))
     )
-
-
-def is_count(value: object) -> bool:
-    """Whether a value of JSON is a whole number from 0 that a size in bytes can be."""
-    return type(value) is int and 0 <= value < 1 << 63
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from dtrain.base.words import is_number
 from dtrain.errors import ConfigurationError
 from dtrain.gradient_hooks.hook_state import StatefulHook, error_memory
 from dtrain.interfaces.gradient_hook import check_steps
@@ -43,8 +44,7 @@ class TopK(StatefulHook):
 
     def __init__(self, ratio: float = 0.01, *, start: int = 0) -> None:
         super().__init__()
-        number = isinstance(ratio, int | float) and not isinstance(ratio, bool)
-        if not number or not 0.0 < ratio < 1.0:
+        if not is_number(ratio) or not 0.0 < ratio < 1.0:
             raise ConfigurationError(
                 f"ratio is {ratio!r}, not a number above 0 and below 1.",
                 hint="it is the part of a gradient's numbers that is sent; 0.01 sends one in a hundred",

@@ -54,6 +54,11 @@ class ReplicaLayout:
         return self.workers * self.local_replicas
 
     @property
+    def leads(self) -> bool:
+        """Whether this process is the first one of the job, which shows what all have in common."""
+        return self.worker == self.member == 0
+
+    @property
     def divided(self) -> bool:
         """Whether each replica holds a part of the weights and of the optimizer's state."""
         return self.shard_groups is not None

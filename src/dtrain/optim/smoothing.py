@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
+from dtrain.base.words import is_number
 from dtrain.errors import ConfigurationError, DataError
 
 
@@ -58,8 +59,7 @@ class SparseLabelSmoothing(keras.losses.Loss):  # type: ignore[misc]
         dtype: Any = None,
     ) -> None:
         super().__init__(name=name, reduction=reduction, dtype=dtype)
-        number = isinstance(smoothing, int | float) and not isinstance(smoothing, bool)
-        if not (number and 0.0 <= smoothing <= 1.0):
+        if not (is_number(smoothing) and 0.0 <= smoothing <= 1.0):
             raise ConfigurationError(
                 f"smoothing={smoothing!r} was set.", hint="a number from 0 (no smoothing) to 1; 0.1 is usual"
             )

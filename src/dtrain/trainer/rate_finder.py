@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtrain.base.log import logger
-from dtrain.base.words import whole_number
+from dtrain.base.words import is_number, whole_number
 from dtrain.checkpoint.variables import TrainingVariables
 from dtrain.engine.callbacks.loss_alarm import SilentAlarm
 from dtrain.errors import ConfigurationError
@@ -101,8 +101,7 @@ def find_learning_rate(
     """
     steps = whole_number(steps, "steps", _FEWEST)
     for name, value in (("lowest", lowest), ("highest", highest)):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not (number and 0 < value < math.inf):
+        if not (is_number(value) and 0 < value < math.inf):
             raise ConfigurationError(f"{name}={value!r} was set.", hint="it is a positive, finite number")
     if lowest >= highest:
         raise ConfigurationError(

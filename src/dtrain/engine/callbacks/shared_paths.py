@@ -81,9 +81,8 @@ def _member(callback: Any, layout: ReplicaLayout) -> Any:
 
     All run on one machine, so the first worker writes all files, and saves and restores.
     """
-    if hasattr(callback, "dtrain_session") or is_tracker(callback):
-        return keras.callbacks.Callback()
-    if isinstance(callback, keras.callbacks.BackupAndRestore):
+    saves = hasattr(callback, "dtrain_session") or isinstance(callback, keras.callbacks.BackupAndRestore)
+    if saves or is_tracker(callback):
         return keras.callbacks.Callback()
     if isinstance(callback, keras.callbacks.ModelCheckpoint) or _path(callback) is not None:
         return _follower(callback, layout)

@@ -111,8 +111,9 @@ class DataFeed(ResumableFeed):
         """The iterable over a dataset of global batches, divided among the replicas."""
         feed = weakref.proxy(self)  # a cycle would keep the tensors of the data into the next `fit`
         source, strategy = self._source, self._distribute_strategy
-        grouped = lambda data: feed._grouped(data)  # noqa: E731
-        return batch_sources.divided(dataset, source, strategy, grouped, self._divided_by)
+        return batch_sources.divided(
+            dataset, source, strategy, lambda data: feed._grouped(data), self._divided_by
+        )
 
     def _grouped(self, dataset: Any) -> Any:
         """An iterator over groups of batches, if the model's steps run in XLA; else None."""

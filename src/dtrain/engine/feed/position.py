@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dtrain.base.counts import is_count
 from dtrain.errors import DataError
 
 
@@ -88,8 +89,7 @@ def restored(saved: dict[str, Any], fingerprint: dict[str, Any]) -> DataPosition
 
 def is_whole(value: object) -> bool:
     """Whether a value is a whole number from 0, of a size that a count can have."""
-    number = int(value) if isinstance(value, np.integer) else value
-    return type(number) is int and 0 <= number < 1 << 63
+    return is_count(int(value) if isinstance(value, np.integer) else value)
 
 
 _FORMS: Mapping[str, Callable[[object], bool]] = {

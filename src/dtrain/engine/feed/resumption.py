@@ -64,16 +64,13 @@ class ResumableFeed(_Base):  # type: ignore[misc]
 
     def reopen(self, saved: dict[str, Any]) -> None:
         """As `open`, between two steps of the running epoch, of which steps may have been made."""
-        self._forget_read()
+        self._batches = self._passes = self._made = self._steps_seen = 0
+        self._current_iterator = self._reading = None
         self.open(saved)
 
     def end_epoch(self) -> None:
         """Ends the running epoch before its next step."""
         self._epoch_iterator = iter(())
-
-    def _forget_read(self) -> None:
-        self._batches = self._passes = self._made = self._steps_seen = 0
-        self._current_iterator = self._reading = None
 
     def _begin_at(self, position: DataPosition, rest: Any) -> Iterator[Any]:
         """The calls of the epoch that continues at a position; `rest` holds the rest of its pass."""

@@ -356,7 +356,7 @@ def _check_quorum(layout: ReplicaLayout | None) -> None:
 
 def _verbose(verbose: Any, layout: ReplicaLayout | None) -> Any:
     """The `verbose` of this worker: only the first worker of a job shows a progress bar."""
-    return 0 if layout is not None and layout.worker + layout.member > 0 else verbose
+    return verbose if layout is None or layout.leads else 0
 
 
 def _local_state(model: Any, callbacks: list[Any], layout: ReplicaLayout, *, sums: bool) -> LocalState:
@@ -388,7 +388,7 @@ def _reports(arguments: dict[str, Any], callbacks: list[Any], layout: ReplicaLay
     """The engine's own callbacks for the data, the loss and the progress of a `fit`."""
     reports: list[Any] = []
     if not any(isinstance(callback, LossAlarm) for callback in callbacks):
-        reports.append(LossAlarm(reports=layout is None or layout.worker + layout.member == 0))
+        reports.append(LossAlarm(reports=layout is None or layout.leads))
     given_bar = any(isinstance(callback, keras.callbacks.ProgbarLogger) for callback in callbacks)
     if arguments["verbose"] not in (0, False) and not given_bar:
         reports.append(ProgressBar())

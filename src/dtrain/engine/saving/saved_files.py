@@ -52,7 +52,7 @@ def save(original: Callable[..., Any], self: Any, /, *args: Any, **kwargs: Any) 
         kwargs["verbose"] = False
     with whole(Path(filepath)) as beside:
         saved = original(self, str(beside), *args, **kwargs)
-    if quiet and layout.worker == 0:
+    if quiet and layout.leads:
         sys.stdout.write(f"The model was exported to {filepath}.\n")
     return saved
 
